@@ -1,0 +1,1 @@
+"""Operators of the dsserve engine: a registry, and a torch reference for each."""

@@ -1,0 +1,1 @@
+"""Serving engine for DeepSeek-V4.1 and V4 models."""

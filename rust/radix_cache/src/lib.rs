@@ -1,0 +1,1 @@
+//! Paged radix prefix cache of the dsserve engine.

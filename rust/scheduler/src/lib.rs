@@ -1,0 +1,1 @@
+//! Continuous-batching scheduler as a pure state machine of the dsserve engine.

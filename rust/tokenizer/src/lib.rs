@@ -1,0 +1,1 @@
+//! Text and token bridge of the dsserve engine.
