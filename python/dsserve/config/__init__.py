@@ -1,0 +1,1 @@
+"""Frozen configuration, validated once."""

@@ -1,0 +1,1 @@
+"""Engram tables: hashing, placement, staging."""

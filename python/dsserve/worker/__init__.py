@@ -1,0 +1,1 @@
+"""The part of an engine process that runs the model."""
