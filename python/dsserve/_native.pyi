@@ -1,0 +1,155 @@
+"""Types of the extension module `dsserve._native` (compared with the build by stubtest)."""
+
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+class SchedulerError(Exception):
+    """A wrong call of the scheduler (configuration, buffers, order of steps); never a bad request."""
+
+class InvariantError(SchedulerError):
+    """`check_invariants` found the accounting broken: a bug, the engine process must end."""
+
+@final
+class StepSummary:
+    """What `next_plan` put into a buffer set.
+
+    `phase` is 1 (PREFILL) or 2 (DECODE). Row counts: `num_rows` is all rows of the step,
+    `num_replay_rows` those of encoder replay, `num_tail_rows` those that run the decoder half,
+    `num_prefill_tokens` prompt rows computed for the first time, `num_cached_tokens` the hits of
+    the requests admitted in this step. `admitted` holds the ids of requests that got a slot.
+    """
+
+    @property
+    def step_id(self) -> int: ...
+    @property
+    def phase(self) -> int: ...
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_replay_rows(self) -> int: ...
+    @property
+    def num_tail_rows(self) -> int: ...
+    @property
+    def num_prefill_tokens(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+    @property
+    def admitted(self) -> list[int]: ...
+
+@final
+class StepOutputs:
+    """New tokens and terminal states of `len` requests, arrays as little-endian bytes.
+
+    `request_ids` u64[n], `token_offsets` u32[n+1] into `token_ids` u32[], `finish_codes` u8[n]
+    (`protocol.engine.FinishCode`, 0 = goes on), `prompt_lens`, `cached_lens`, `output_lens` u32[n].
+    `output_lens` counts all tokens of the request so far. The stop token itself is emitted and
+    counted. A request appears with a non-zero finish code exactly once.
+    """
+
+    @property
+    def len(self) -> int: ...
+    @property
+    def request_ids(self) -> bytes: ...
+    @property
+    def token_offsets(self) -> bytes: ...
+    @property
+    def token_ids(self) -> bytes: ...
+    @property
+    def finish_codes(self) -> bytes: ...
+    @property
+    def prompt_lens(self) -> bytes: ...
+    @property
+    def cached_lens(self) -> bytes: ...
+    @property
+    def output_lens(self) -> bytes: ...
+
+@final
+class Scheduler:
+    """Decides what runs in each step; owns the prefix cache and all accounting.
+
+    Calls come from one thread. At most `max_steps_in_flight` steps may be planned and not applied;
+    steps are applied in order.
+    """
+
+    def __new__(cls, config_json: str) -> Scheduler:
+        """Build from the JSON of `SchedulerConfig`.
+
+        Raises:
+            SchedulerError: Naming every wrong field.
+        """
+
+    def plan_capacity(self) -> dict[str, int]:
+        """Array lengths a buffer set needs: requests, rows, deltas, slots, columns."""
+
+    def register_buffers(self, sets: list[dict[str, NDArray[Any]]]) -> None:
+        """Register `max_steps_in_flight + 1` sets of C-contiguous writable arrays.
+
+        Raises:
+            SchedulerError: Naming set, field and what is wrong (missing, dtype, shape, layout).
+        """
+
+    def submit(self, specs: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
+        """Queue requests; returns the rejected ones as (request_id, code, message).
+
+        Keys: request_id, token_ids (bytes, u32 LE), max_new_tokens, and optionally min_new_tokens,
+        ignore_eos, stop_token_ids (bytes, u32 LE), priority, extra_key, cache_salt, arrival_us,
+        whole_extend.
+
+        Raises:
+            SchedulerError: A key is missing, unknown or of a wrong type; nothing was queued.
+        """
+
+    def next_plan(self, set_index: int, now_us: int) -> StepSummary | None:
+        """Plan a step into buffer set `set_index`; None when nothing can run now.
+
+        Raises:
+            SchedulerError: Too many steps in flight, or the set is that of a step in flight.
+        """
+
+    def apply(
+        self,
+        step_id: int,
+        token_ids: NDArray[np.int32],
+        status: NDArray[np.uint8],
+        now_us: int,
+    ) -> StepOutputs:
+        """Take the results of the oldest step in flight (plan order, -1 where nothing is sampled).
+
+        Raises:
+            SchedulerError: Not the oldest step in flight, or wrong array lengths.
+        """
+
+    def take_outputs(self) -> StepOutputs:
+        """Terminal states that no step carries: aborts, stop strings, requests that cannot go on."""
+
+    def abort(self, request_ids: list[int]) -> None:
+        """End requests in any state; unknown ids are ignored (they ended already)."""
+
+    def finish(self, request_id: int, kept_output_tokens: int) -> None:
+        """End a request at a stop string: output past `kept_output_tokens` is dropped."""
+
+    def flush(self) -> tuple[bool, list[int]]:
+        """Empty the prefix cache; refused (False, ids of the requests that hold pages) while used."""
+
+    def stats(self) -> dict[str, float]:
+        """Levels and counters for the metrics."""
+
+    def pool_table(self) -> list[dict[str, Any]]:
+        """Per pool: name, unit, capacity, ownership, free, evictable, locked, private, quarantined."""
+
+    def check_invariants(self) -> None:
+        """Check the accounting in full.
+
+        Raises:
+            InvariantError: Saying which equation does not hold.
+        """
+
+    def has_work(self) -> bool:
+        """Whether any request is waiting, running or in a step in flight."""
+
+    def steps_in_flight(self) -> int:
+        """Steps planned and not yet applied."""
