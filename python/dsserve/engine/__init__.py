@@ -1,0 +1,1 @@
+"""The engine process: step loop, inbox, outbox, control, and its supervisor."""

@@ -1,0 +1,1 @@
+"""Between HTTP and the engine: submission, text of token streams, usage."""

@@ -1,0 +1,1 @@
+"""Wire structs between the API process and the engine process."""
