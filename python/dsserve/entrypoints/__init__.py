@@ -1,0 +1,1 @@
+"""The HTTP server: application, endpoints and process control."""
