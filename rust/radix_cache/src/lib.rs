@@ -1,1 +1,48 @@
 //! Paged radix prefix cache of the dsserve engine.
+//!
+//! [`RadixCache`] answers which token prefixes have their KV on the device, on which pages, and
+//! who uses them. It owns the FULL page pool: a page is free, held by a caller (between
+//! [`RadixCache::allocate`] and [`RadixCache::free`] or [`RadixCache::insert`]), or in the tree.
+//! Everything is single-threaded (`&mut self`), does no I/O and reads no clock, so a run replays
+//! exactly.
+//!
+//! ```
+//! use dsserve_radix_cache::{CacheConfig, Namespace, RadixCache};
+//!
+//! let mut cache = RadixCache::new(CacheConfig { page_size: 2, num_pages: 8, enabled: true })?;
+//! let namespace = Namespace::default();
+//! let prompt = [10, 11, 12, 13, 14];
+//!
+//! let mut pages = Vec::new();
+//! assert!(cache.allocate(2, &mut pages));
+//! cache.insert(&namespace, &prompt[..4], &pages)?;
+//!
+//! let hit = cache.match_prefix(&namespace, &prompt);
+//! assert_eq!((hit.cached_len, hit.pages), (4, pages));
+//! let receipt = cache.lock(hit.node)?;
+//! assert_eq!(cache.evict(1), 0, "locked pages stay");
+//! cache.unlock(receipt);
+//! # Ok::<(), dsserve_radix_cache::CacheError>(())
+//! ```
+
+mod arena;
+mod cache;
+mod check;
+mod children;
+mod error;
+mod evict;
+mod hash;
+mod key;
+mod lock;
+mod pool;
+mod tokens;
+mod tree;
+
+pub use arena::NodeHandle;
+pub use cache::{CacheConfig, RadixCache};
+pub use error::CacheError;
+pub use hash::{page_hashes, PageHash};
+pub use key::Namespace;
+pub use lock::Receipt;
+pub use pool::PageId;
+pub use tree::{Inserted, Match, Replaced};
