@@ -1,0 +1,1 @@
+"""The launch flags, one dataclass per group of the flag table."""

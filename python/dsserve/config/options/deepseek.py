@@ -1,0 +1,135 @@
+"""Launch flags of the group "DeepSeek features"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsserve.config.flag import LATER, Kind, option, switch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepseekOptions:
+    """Bounded replay, Engram, speculation and numerics."""
+
+    enable_encoder_swa_bounded_replay: bool | None = switch(
+        "Rebuild the window after a prefix hit by computing its last tokens again.",
+        since=1,
+        default=None,
+        on=("--enable-encoder-swa-bounded-replay",),
+        off=("--disable-encoder-swa-bounded-replay",),
+        default_text="on for V4.1",
+    )
+    enable_decoder_swa_bounded_replay: bool | None = switch(
+        "Run the late layers on the last window of a prompt only.",
+        since=1,
+        default=None,
+        on=("--enable-decoder-swa-bounded-replay",),
+        off=("--disable-decoder-swa-bounded-replay",),
+        default_text="auto: on",
+    )
+    engram_placement: str = option(
+        "host",
+        "Where the Engram tables live.",
+        since=4,
+        choices={"host": 4, "sharded": 4, "device": 4},
+    )
+    engram_cache_size: int = option(
+        0,
+        "Engram rows cached on the device.",
+        since=4,
+        kind=Kind.INT,
+        minimum=0,
+        default_text="0 = off",
+    )
+    speculative_algorithm: str = option(
+        "auto",
+        "Speculative decoding; auto is none in this version.",
+        since=1,
+        choices={"auto": 1, "none": 1, "DSPARK": 4, "EAGLE": LATER},
+    )
+    speculative_num_draft_tokens: int | None = option(
+        None,
+        "Draft tokens of one step, the anchor included.",
+        since=4,
+        kind=Kind.INT,
+        minimum=2,
+        default_text="block size of the checkpoint + 1",
+    )
+    speculative_dspark_verify: str = option(
+        "static",
+        "How many drafts are verified.",
+        since=4,
+        choices={"static": 4, "cap": 4, "compact": 4},
+    )
+    dsv4_attn_backend: str = option("auto", "Attention kernels.", since=6)
+    enable_deterministic_inference: bool = switch(
+        "The same output for a request whatever else runs.", since=4
+    )
+    random_seed: int | None = option(
+        None,
+        "Seed of requests that bring none.",
+        since=1,
+        kind=Kind.INT,
+        minimum=0,
+        maximum=2**63 - 1,
+    )
+    numerics: str = option(
+        "released",
+        "released: the roundings of the reference; fp32: no rounding of activations.",
+        since=1,
+        choices={"released": 1, "fp32": 1, "fast": 6},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregationOptions:
+    """Prefill and decode on separate servers (does not work yet)."""
+
+    disaggregation_mode: str = option(
+        "null",
+        "Role of this server.",
+        since=LATER,
+        choices={"null": LATER, "prefill": LATER, "decode": LATER},
+    )
+    disaggregation_transfer_backend: str = option(
+        "auto",
+        "How KV travels.",
+        since=LATER,
+        choices={
+            "auto": LATER,
+            "shm": LATER,
+            "tcp": LATER,
+            "mooncake": LATER,
+            "nixl": LATER,
+            "mori": LATER,
+        },
+    )
+    disaggregation_bootstrap_port: int = option(
+        8998, "Port of the handshake.", since=LATER, kind=Kind.INT, minimum=1, maximum=65535
+    )
+    disaggregation_ib_device: str | None = option(None, "RDMA device.", since=LATER)
+    disaggregation_decode_allocation_policy: str = option(
+        "early", "When the decoding side takes pages.", since=LATER
+    )
+    disaggregation_layerwise_interval: int | None = option(
+        None,
+        "Layers of one transfer.",
+        since=LATER,
+        kind=Kind.INT,
+        minimum=1,
+        default_text="auto",
+    )
+    disaggregation_kv_checksum: str = option(
+        "sample",
+        "Which transfers are checked.",
+        since=LATER,
+        choices={"off": LATER, "sample": LATER, "all": LATER},
+    )
+    disaggregation_decode_fallback: str | None = option(
+        None,
+        "What the decoding side does when a transfer fails.",
+        since=LATER,
+        choices={"recompute": LATER},
+    )
+    pd_allowed_peers: str | None = option(None, "Peers that may connect.", since=LATER)
+    pd_trust_clients: bool = switch("Believe the peer that a client names.", since=LATER)

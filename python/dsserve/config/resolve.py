@@ -1,0 +1,109 @@
+"""Fills in the settings that depend on the model, and checks the others against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
+    from dsserve.config.server import ServerConfig
+
+#: Page size of V4.1 models whose window is not smaller.
+DEFAULT_PAGE_SIZE = 128
+#: Rows of one prefill step on the CPU.
+DEFAULT_CPU_CHUNK = 1024
+#: Memory of the KV pool on the CPU unless a flag says otherwise.
+DEFAULT_CPU_POOL_BYTES = 1024**3
+
+_PARSER_NAMES = ("auto", "deepseek-v41", "deepseekv41")
+
+
+def resolve(config: ServerConfig, model: ModelConfig) -> ServerConfig:
+    """Return `config` with every automatic value decided.
+
+    Decided are: tokenizer path, served model name, context length, page size, chunk size, device, both
+    replays, the speculative algorithm and the parsers. `model_path` must be set already.
+
+    Raises:
+        ConfigError: If a value does not go with the model, naming the flag and the remedy.
+    """
+    if config.model_path is None:
+        raise ConfigError("--model-path is not set", param="--model-path")
+    page_size = config.page_size if config.page_size is not None else default_page_size(model)
+    resolved = config.replace(
+        tokenizer_path=config.tokenizer_path or config.model_path,
+        served_model_name=config.served_model_name or _last_part(config.model_path),
+        context_length=config.context_length or model.max_position_embeddings,
+        page_size=page_size,
+        chunked_prefill_size=config.chunked_prefill_size or _default_chunk(model, page_size),
+        device="cpu" if config.device == "auto" else config.device,
+        enable_encoder_swa_bounded_replay=config.enable_encoder_swa_bounded_replay is not False,
+        enable_decoder_swa_bounded_replay=config.enable_decoder_swa_bounded_replay is not False,
+        speculative_algorithm=(
+            "none" if config.speculative_algorithm == "auto" else config.speculative_algorithm
+        ),
+        reasoning_parser=_parser("--reasoning-parser", config.reasoning_parser, "deepseek-v41"),
+        tool_call_parser=_parser("--tool-call-parser", config.tool_call_parser, "deepseekv41"),
+    )
+    _check(resolved, model)
+    return resolved
+
+
+def default_page_size(model: ModelConfig) -> int:
+    """Return 128, or the largest power of two within the window where that is smaller."""
+    if model.sliding_window >= DEFAULT_PAGE_SIZE:
+        return DEFAULT_PAGE_SIZE
+    return max(model.stateful_ratio, 1 << (model.sliding_window.bit_length() - 1))
+
+
+def _check(config: ServerConfig, model: ModelConfig) -> None:
+    page, chunk = config.page_size or 0, config.chunked_prefill_size or 0
+    if page % model.stateful_ratio:
+        raise ConfigError(
+            f"--page-size {page}: must be a multiple of {model.stateful_ratio}, the compression ratio of "
+            "the model",
+            param="--page-size",
+        )
+    has_replay = bool(config.enable_encoder_swa_bounded_replay)
+    least = model.sliding_window + page if has_replay else page
+    if 0 < chunk < least:
+        reason = (
+            f"encoder replay needs a window ({model.sliding_window}) and a page ({page})"
+            if has_replay
+            else "a chunk holds at least a page"
+        )
+        raise ConfigError(
+            f"--chunked-prefill-size {chunk}: must be at least {least}, because {reason}; raise it or lower "
+            "--page-size",
+            param="--chunked-prefill-size",
+        )
+    context = config.context_length or 0
+    if context > model.max_position_embeddings:
+        raise ConfigError(
+            f"--context-length {context}: the model has positions up to {model.max_position_embeddings}; "
+            "lower it",
+            param="--context-length",
+        )
+    tokens = config.max_total_tokens
+    if tokens is not None and tokens < page:
+        raise ConfigError(
+            f"--max-total-tokens {tokens}: holds no page of {page} tokens; raise it or lower --page-size",
+            param="--max-total-tokens",
+        )
+
+
+def _default_chunk(model: ModelConfig, page_size: int) -> int:
+    return max(DEFAULT_CPU_CHUNK, model.sliding_window + page_size)
+
+
+def _last_part(path: str) -> str:
+    return Path(path).resolve().name or path
+
+
+def _parser(flag: str, value: str, name: str) -> str:
+    if value not in _PARSER_NAMES:
+        raise ConfigError(f"{flag} {value}: the model is a V4.1; use {name} or auto", param=flag)
+    return name
