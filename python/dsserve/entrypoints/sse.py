@@ -162,7 +162,7 @@ class EventStreamResponse(Response):
             await buffer.push(DONE)
         except DsserveError as error:
             await buffer.push(error_event(error))
-        except Exception as error:  # noqa: BLE001 - the edge of the stream: logged, told, ended
+        except Exception as error:  # the edge of the stream: logged, told, ended
             logger.exception("a stream failed")
             await buffer.push(error_event(error))
         finally:
@@ -217,4 +217,3 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, Any]) -> 
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-

@@ -24,7 +24,7 @@ _LATENCY_BUCKETS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     *(30.0, 60.0, 120.0, 300.0, 600.0),
 )
-_TOKEN_BUCKETS = tuple(float(1 << exponent) for exponent in range(0, 21))
+_TOKEN_BUCKETS = tuple(float(1 << exponent) for exponent in range(21))
 
 
 class Metrics:

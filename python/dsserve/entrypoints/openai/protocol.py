@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -16,6 +16,9 @@ MAX_STOP_LENGTH = 1024
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
+# The first wrong element ends the check: a prompt may have a million of them.
+TokenIds = Annotated[list[TokenId], FailFast()]
+Texts = Annotated[list[str], FailFast()]
 
 
 class StreamOptions(BaseModel):
@@ -111,7 +114,7 @@ class GenerationBody(BaseModel):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], FailFast()] = Field(
         description="A text, token ids, or a list of either."
     )
     echo: bool | None = False
