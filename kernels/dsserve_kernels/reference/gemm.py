@@ -1,0 +1,49 @@
+"""Matrix products: dense FP8, BF16, and products that stay in FP32 (model.md section 2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dsserve_kernels.reference.math import matmul
+from dsserve_kernels.reference.quant import round_fp8
+from dsserve_kernels.registry import reference
+
+
+@reference("linear_fp8")
+def linear_fp8(x: Tensor, weight64: Tensor, *, quantize: bool) -> Tensor:
+    """Linear whose weight is stored in FP8: the input takes `Q8`, the sum is rounded once to x's dtype.
+
+    Args:
+        x: [.., k] activation.
+        weight64: [n, k] float64, the dequantised weight (every value exact).
+        quantize: Round the input to FP8 per 32 (`--numerics released`).
+    """
+    return matmul(round_fp8(x) if quantize else x, weight64, x.dtype)
+
+
+@reference("linear")
+def linear(x: Tensor, weight64: Tensor) -> Tensor:
+    """Linear whose weight is stored in BF16; rounded once to x's dtype."""
+    return matmul(x, weight64, x.dtype)
+
+
+@reference("linear_fp32")
+def linear_fp32(x: Tensor, weight64: Tensor) -> Tensor:
+    """Product that stays in FP32: router logits, ratio-2 compressor, mHC projection, logits."""
+    return matmul(x, weight64, torch.float32)
+
+
+@reference("grouped_linear")
+def grouped_linear(o: Tensor, weight64: Tensor) -> Tensor:
+    """`wo_a`: each group of heads has its own weight.
+
+    Args:
+        o: [T, G, c] activation.
+        weight64: [G, r, c] float64.
+
+    Returns:
+        [T, G * r] in the dtype of `o`.
+    """
+    product = torch.bmm(o.double().transpose(0, 1), weight64.transpose(1, 2))
+    return product.transpose(0, 1).reshape(o.shape[0], -1).to(o.dtype)

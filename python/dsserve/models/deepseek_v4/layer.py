@@ -1,0 +1,76 @@
+"""One transformer block on the residual streams (model.md section 4)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from dsserve.config.model import ModelConfig
+from dsserve.models.deepseek_v4.attention import Attention
+from dsserve.models.deepseek_v4.engram import Engram
+from dsserve.models.deepseek_v4.mhc import HyperConnection
+from dsserve.models.deepseek_v4.moe import MoE
+from dsserve.models.deepseek_v4.params import Params
+from dsserve.models.deepseek_v4.rope import RopeTables
+from dsserve.models.deepseek_v4.step import Step
+
+
+class Layer:
+    """Engram (where it has one), attention and MoE, each around the mHC streams."""
+
+    def __init__(self, config: ModelConfig, params: Params, layer: int, rope: RopeTables) -> None:
+        """`params` is the view of `layers.<layer>`."""
+        self._ops = params.ops
+        self._layer = layer
+        self._attn_mix = HyperConnection(config, params, "attn")
+        self._ffn_mix = HyperConnection(config, params, "ffn")
+        self._attn_norm, self._ffn_norm = params.norm("attn_norm"), params.norm("ffn_norm")
+        self._attention = Attention(config, params.under("attn"), layer, rope)
+        self._moe = MoE(
+            config,
+            params.under("ffn"),
+            layer,
+            num_experts=config.n_routed_experts,
+            top_k=config.num_experts_per_tok,
+        )
+        has_engram = layer in config.engram_layer_ids
+        self._engram = Engram(params.under("engram")) if has_engram else None
+        self._engram_column = config.engram_layer_ids.index(layer) if has_engram else -1
+        #: The decoder half starts at the last KV source, where decoder replay narrows the rows (replay.md section 2).
+        self._is_decoder = layer >= config.last_kv_source_layer_id
+        self._cuts = layer == config.last_kv_source_layer_id
+
+    def forward(self, streams: Tensor, pre: Tensor, engram_rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """New streams [T, n, D] and the pre-mix [T, n] of the next sublayer.
+
+        The last KV source writes its compressed rows for all rows, then goes on with the tail rows alone, so the
+        result may have fewer rows than the input.
+
+        Args:
+            streams: [T, n, D].
+            pre: [T, n] pre-mix from the sublayer before.
+            engram_rows: [T, Engram layers, columns] table rows.
+            step: The step.
+        """
+        if self._engram is not None:
+            streams = self._engram.forward(streams, engram_rows[:, self._engram_column])
+            step.record("engram_stream", self._layer, streams, is_tail=False)
+        x = self._attn_norm(self._ops.hc_collapse(streams, pre))
+        if self._attention.compressor is not None:
+            self._attention.compressor.write(x, step)
+        batch = step.batch
+        if self._cuts and batch.tail_rows is not None:
+            streams, x = streams[batch.tail_rows], x[batch.tail_rows]
+        is_tail = self._is_decoder
+        rows = batch.decoder if is_tail else batch.encoder
+        next_pre, post, comb = self._attn_mix.mixes(streams)
+        y = self._attention.attend(x, rows, step)
+        step.record("attn_out", self._layer, y, is_tail=is_tail)
+        streams = self._ops.hc_expand(y, streams, post, comb)
+        pre, post, comb = self._ffn_mix.mixes(streams)
+        x = self._ffn_norm(self._ops.hc_collapse(streams, next_pre))
+        y = self._moe.forward(x, step, is_tail=is_tail)
+        step.record("ffn_out", self._layer, y, is_tail=is_tail)
+        streams = self._ops.hc_expand(y, streams, post, comb)
+        step.record("stream", self._layer, streams, is_tail=is_tail)
+        step.record("next_pre", self._layer, pre, is_tail=is_tail)
+        return streams, pre

@@ -1,0 +1,75 @@
+"""Turns checkpoint tensors into the layers' prepared weights, each tensor used once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from dsserve_kernels.numerics import Numerics
+from dsserve_kernels.reference.quant import dequantize_weight_fp4, dequantize_weight_fp8
+from dsserve_kernels.select import Operators
+from torch import Tensor
+
+from dsserve.layers.linear import Fp8Linear, Fp32Linear, Linear, RmsNorm
+
+#: Weights are widened exactly; float64 products of them need one rounding only (reference/math.py).
+WIDE = torch.float64
+
+
+@dataclass(slots=True)
+class Params:
+    """A view of the checkpoint's tensors under a name prefix.
+
+    Attributes:
+        tensors: All tensors by checkpoint name.
+        ops: Operators the built layers call.
+        numerics: Numeric policy of the built layers.
+        eps: `rms_norm_eps`.
+        device: Where prepared weights go.
+        prefix: Put before every name.
+    """
+
+    tensors: dict[str, Tensor]
+    ops: Operators
+    numerics: Numerics
+    eps: float
+    device: torch.device
+    prefix: str = field(default="")
+
+    def under(self, name: str) -> Params:
+        """The view below `name`."""
+        return Params(self.tensors, self.ops, self.numerics, self.eps, self.device, f"{self.prefix}{name}.")
+
+    def raw(self, name: str) -> Tensor:
+        """The stored tensor."""
+        return self.tensors[self.prefix + name].to(self.device)
+
+    def float32(self, name: str) -> Tensor:
+        """A BF16 or F32 tensor, widened."""
+        return self.raw(name).float()
+
+    def fp8_weight(self, name: str) -> Tensor:
+        """Dequantised FP8 weight [out, in]."""
+        return dequantize_weight_fp8(self.raw(f"{name}.weight"), self.raw(f"{name}.scale"), WIDE)
+
+    def fp4_weight(self, name: str) -> Tensor:
+        """Dequantised FP4 weight [out, in]."""
+        packed = self.raw(f"{name}.weight").view(torch.uint8)
+        return dequantize_weight_fp4(packed, self.raw(f"{name}.scale"), WIDE)
+
+    def fp8_linear(self, *names: str) -> Fp8Linear:
+        """One linear, or several of the same input stacked by rows."""
+        weights = [self.fp8_weight(name) for name in names]
+        return Fp8Linear(self.ops, self.numerics, torch.cat(weights) if len(weights) > 1 else weights[0])
+
+    def linear(self, name: str) -> Linear:
+        """A BF16 linear."""
+        return Linear(self.ops, self.raw(f"{name}.weight").to(WIDE))
+
+    def fp32_linear(self, *names: str) -> Fp32Linear:
+        """A product that stays in FP32, possibly of several stacked weights."""
+        return Fp32Linear(self.ops, torch.cat([self.raw(f"{name}.weight").to(WIDE) for name in names]))
+
+    def norm(self, name: str) -> RmsNorm:
+        """An RMSNorm."""
+        return RmsNorm(self.ops, self.float32(f"{name}.weight"), self.eps)
