@@ -1,0 +1,203 @@
+"""A checked body to engine requests: sampling values, token ids against the vocabulary, length limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dsserve.errors import ContextTooLong, InvalidRequest, Unsupported
+from dsserve.protocol.engine import EngineRequest, SamplingParams, pack_u32
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dsserve.entrypoints.openai.protocol import GenerationBody
+    from dsserve.entrypoints.state import ServerState
+
+_SEED_MASK = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What differs between the ways to ask for text.
+
+    Attributes:
+        temperature: Resolved value; 0 is greedy.
+        top_p: Resolved value.
+        seed: The client's seed, or None.
+        max_new_tokens: Output limit, within the context.
+    """
+
+    temperature: float
+    top_p: float
+    seed: int | None
+    max_new_tokens: int
+
+
+def build_requests(
+    state: ServerState,
+    body: GenerationBody,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits | Sequence[Limits],
+    *,
+    arrival_s: float,
+) -> list[EngineRequest]:
+    """Return `n` engine requests per prompt, those of one prompt next to each other.
+
+    Args:
+        state: The server.
+        body: The checked body.
+        prompts: Token ids of each prompt.
+        limits: For all prompts, or one per prompt.
+        arrival_s: `time.monotonic()` when the HTTP request came in.
+
+    Raises:
+        RequestError: An id is outside the vocabulary, or values contradict each other.
+    """
+    vocab_size = state.model.vocab_size
+    stop_token_ids = pack_u32(_checked_ids(body.stop_token_ids or (), "stop_token_ids", vocab_size))
+    logit_bias = _logit_bias(body.logit_bias, vocab_size)
+    custom_params = _custom_params(state, body.custom_params)
+    each = [limits] * len(prompts) if isinstance(limits, Limits) else limits
+    requests = []
+    for prompt, limit in zip(prompts, each, strict=True):
+        token_ids = pack_u32(_checked_ids(prompt, "prompt", vocab_size))
+        min_new_tokens = body.min_tokens or 0
+        if min_new_tokens > limit.max_new_tokens:
+            raise InvalidRequest(
+                f"'min_tokens' {min_new_tokens} is above the output limit {limit.max_new_tokens}",
+                param="min_tokens",
+            )
+        requests += [
+            EngineRequest(
+                request_id=state.client.next_request_id(),
+                token_ids=token_ids,
+                max_new_tokens=limit.max_new_tokens,
+                sampling=_sampling(state, body, limit, index, logit_bias),
+                min_new_tokens=min_new_tokens,
+                ignore_eos=bool(body.ignore_eos),
+                stop_token_ids=stop_token_ids,
+                extra_key=body.extra_key,
+                cache_salt=body.cache_salt,
+                arrival_s=arrival_s,
+                custom_params=custom_params,
+            )
+            for index in range(body.n or 1)
+        ]
+    return requests
+
+
+def fit_context(
+    prompt_len: int, max_tokens: int | None, *, default: int, context_length: int
+) -> int:
+    """Return the output limit of a prompt.
+
+    Args:
+        prompt_len: Tokens of the prompt.
+        max_tokens: What the client asked for, or None.
+        default: What it gets otherwise, if the context has room.
+        context_length: Tokens that prompt and output share.
+
+    Raises:
+        ContextTooLong: If it does not fit.
+    """
+    room = context_length - prompt_len
+    if max_tokens is None and room >= 1:
+        return min(default, room)
+    asked = 1 if max_tokens is None else max_tokens
+    if asked > room:
+        raise ContextTooLong(
+            f"this model's context length is {context_length} tokens, but the request needs "
+            f"{prompt_len + asked}: {prompt_len} of the prompt and {asked} of the output; shorten "
+            "the prompt or lower 'max_tokens'",
+            param="prompt" if room < 1 else "max_tokens",
+        )
+    return asked
+
+
+def _sampling(
+    state: ServerState,
+    body: GenerationBody,
+    limit: Limits,
+    index: int,
+    logit_bias: dict[int, float] | None,
+) -> SamplingParams:
+    defaults = state.model.defaults if state.config.api_profile == "open" else {}
+    top_k = body.top_k if body.top_k is not None else int(defaults.get("top_k", -1))
+    return SamplingParams(
+        temperature=limit.temperature,
+        top_p=limit.top_p,
+        top_k=top_k if top_k > 0 else -1,
+        min_p=_first(body.min_p, defaults.get("min_p"), 0.0),
+        seed=None if limit.seed is None else (limit.seed + index) & _SEED_MASK,
+        repetition_penalty=_first(body.repetition_penalty, defaults.get("repetition_penalty"), 1.0),
+        presence_penalty=_first(body.presence_penalty, None, 0.0),
+        frequency_penalty=_first(body.frequency_penalty, None, 0.0),
+        logit_bias=logit_bias,
+    )
+
+
+def default_temperature(state: ServerState, value: float | None) -> float:
+    """Return the client's temperature, else the checkpoint's, else 1."""
+    return _first(value, state.model.defaults.get("temperature"), 1.0)
+
+
+def default_top_p(state: ServerState, value: float | None) -> float:
+    """Return the client's top_p, else the checkpoint's, else 1."""
+    return _first(value, state.model.defaults.get("top_p"), 1.0)
+
+
+def _first(given: float | None, default: float | None, otherwise: float) -> float:
+    if given is not None:
+        return given
+    return otherwise if default is None else default
+
+
+def _checked_ids(token_ids: Sequence[int], param: str, vocab_size: int) -> Sequence[int]:
+    """Ids become indices on the device, so none from outside may leave the vocabulary."""
+    if token_ids and max(token_ids) >= vocab_size:
+        raise InvalidRequest(
+            f"'{param}' holds {max(token_ids)}, which is no token id: the vocabulary has "
+            f"{vocab_size}",
+            param=param,
+            code="invalid_token_id",
+        )
+    return token_ids
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    if not bias:
+        return None
+    checked: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit()) or int(key) >= vocab_size:
+            raise InvalidRequest(
+                f"'logit_bias' names {key!r}, which is no token id: the vocabulary has "
+                f"{vocab_size}",
+                param="logit_bias",
+                code="invalid_token_id",
+            )
+        checked[int(key)] = value
+    return checked
+
+
+def _custom_params(state: ServerState, params: dict[str, Any] | None) -> dict[str, Any] | None:
+    if not params:
+        return None
+    if state.config.load_format != "fake":
+        raise Unsupported(
+            "'custom_params' is for the fake model (--load-format fake)", param="custom_params"
+        )
+    script = params.get("script")
+    if script is None:
+        return params
+    token_ids = script.get("ids") if isinstance(script, dict) else None
+    if not isinstance(token_ids, list) or not all(
+        type(token_id) is int and token_id >= 0 for token_id in token_ids
+    ):
+        raise InvalidRequest(
+            "'custom_params.script' must be an object with 'ids', a list of token ids",
+            param="custom_params.script",
+        )
+    _checked_ids(token_ids, "custom_params.script.ids", state.model.vocab_size)
+    return params
