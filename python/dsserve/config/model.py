@@ -168,6 +168,8 @@ def model_config_from_dict(
     for key, value in (overrides or {}).items():
         if key == "fake":
             fake = dict(value)
+            if "window" in fake:
+                text["sliding_window"] = fake["window"]
         elif key in text or key not in top:
             text[key] = value
         else:

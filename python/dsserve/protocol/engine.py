@@ -72,6 +72,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: dict[int, float] | None = None
 
 
+class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the fake model does for one request instead of hashing (`serving.md` 0.4).
+
+    Attributes:
+        ids: Output ids to emit first; hashed ones follow.
+        delays_us: Added to the time of the step that samples output token i.
+        nan_at: The index of the output token whose logits are not numbers.
+    """
+
+    ids: list[int] = []
+    delays_us: list[int] = []
+    nan_at: int | None = None
+
+
+class CustomParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a request's `custom_params`; only the fake model knows any."""
+
+    script: Script | None = None
+
+
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One generation.
 
@@ -81,7 +101,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         stop_token_ids: u32 little-endian, besides the model's end-of-sequence ids.
         arrival_s: `time.monotonic()` of this machine when the request came in.
         whole_extend: Run the decoder half on every uncached row (no decoder replay tail).
-        custom_params: For the fake model: `{"script": {"ids": [...], ...}}`.
+        custom_params: The keys of `CustomParams`, checked by the engine.
     """
 
     request_id: int

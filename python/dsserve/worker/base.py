@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dsserve.protocol.engine import SamplingParams
+from dsserve.protocol.engine import SamplingParams, Script
 
 PlanBuffers = dict[str, NDArray[Any]]
 """One set of step plan arrays by field name, as the scheduler fills them."""
@@ -33,6 +33,45 @@ PHASE_IDLE, PHASE_PREFILL, PHASE_DECODE, PHASE_VERIFY, PHASE_PREBUILT = range(5)
 STATUS_OK, STATUS_NAN = 0, 1
 """Values of `StepResult.status`."""
 
+PLAN_FIELDS: Mapping[str, tuple[type[np.generic], str, int]] = {
+    "header": (np.int64, "header", 1),
+    "request_id": (np.uint64, "requests", 1),
+    "request_slot": (np.int32, "requests", 1),
+    "cu_seqlens": (np.int32, "requests + 1", 1),
+    "start_position": (np.int32, "requests", 1),
+    "cached_len": (np.int32, "requests", 1),
+    "replay_len": (np.int32, "requests", 1),
+    "tail_len": (np.int32, "requests", 1),
+    "draft_len": (np.int32, "requests", 1),
+    "window_floor": (np.int32, "requests", 1),
+    "write_floor": (np.int32, "requests", 1),
+    "tail_floor": (np.int32, "requests", 1),
+    "samples": (np.uint8, "requests", 1),
+    "history_ids": (np.int32, "requests", 3),
+    "token_ids": (np.int32, "rows", 1),
+    "positions": (np.int32, "rows", 1),
+    "page_deltas": (np.int32, "deltas", 3),
+    "released_slots": (np.int32, "slots", 1),
+}
+"""Step plan arrays: dtype, which capacity gives the length, numbers per entry."""
+
+HEADER_LEN = 16
+
+
+def plan_array_shape(field: str, capacity: Mapping[str, int]) -> tuple[int, ...]:
+    """Shape of one array of a buffer set."""
+    _, length, width = PLAN_FIELDS[field]
+    lengths = {**capacity, "header": HEADER_LEN, "requests + 1": capacity["requests"] + 1}
+    return (lengths[length],) if width == 1 else (lengths[length], width)
+
+
+def allocate_plan_buffers(capacity: Mapping[str, int]) -> PlanBuffers:
+    """Allocate one buffer set in ordinary host memory, zeroed."""
+    return {
+        field: np.zeros(plan_array_shape(field, capacity), dtype=dtype)
+        for field, (dtype, _, _) in PLAN_FIELDS.items()
+    }
+
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:
@@ -43,7 +82,7 @@ class AdmittedRequest:
         stop_token_ids: Ids that end it besides the model's own; with `min_new_tokens` the sampler
             masks both kinds until so many ids were drawn.
         ignore_eos: The model's end-of-sequence ids do not end it (nor are they masked).
-        custom_params: For the fake model's scripts.
+        script: For the fake model only.
     """
 
     request_id: int
@@ -52,7 +91,7 @@ class AdmittedRequest:
     stop_token_ids: tuple[int, ...]
     min_new_tokens: int
     ignore_eos: bool
-    custom_params: Mapping[str, Any] | None
+    script: Script | None = None
 
 
 @dataclass(frozen=True, slots=True)
