@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,3 +54,21 @@ def cache_dir(variables: Mapping[str, str] | None = None) -> Path:
             "no folder for generated files: set DSSERVE_CACHE_DIR to a writable folder",
             param="DSSERVE_CACHE_DIR",
         ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What the variables of OpenAI clients say."""
+
+    base_url: str | None
+    api_key: str | None
+
+
+def client_settings() -> ClientSettings:
+    """Return the server and the key that a client should use, where the variables name them."""
+    return ClientSettings(os.environ.get("OPENAI_BASE_URL"), os.environ.get("OPENAI_API_KEY"))
+
+
+def golden_dir() -> str | None:
+    """Return the folder of the golden data, if `DSSERVE_GOLDEN` names one (tests only)."""
+    return os.environ.get("DSSERVE_GOLDEN") or None

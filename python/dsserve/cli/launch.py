@@ -1,0 +1,47 @@
+"""`dsserve launch`: flags -> resolved configuration -> server (or, with --dry-run, what it would be)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dsserve.cli.args import FlagCommand, given_flags
+from dsserve.cli.default_model import default_model_path
+from dsserve.cli.dry_run import describe
+from dsserve.config.env import environment
+from dsserve.config.model import load_model_config
+from dsserve.config.resolve import resolve
+from dsserve.config.sources import load_config
+from dsserve.engine.memory import plan_memory
+
+
+@click.pass_context
+def _launch(ctx: click.Context, /, **_values: Any) -> int:
+    loaded = load_config(given_flags(ctx), environment())
+    for notice in loaded.notices:
+        _say(f"notice: {notice}")
+    config = loaded.config
+    if config.model_path is None:
+        config = config.replace(model_path=str(default_model_path(say=_say)))
+    model = load_model_config(str(config.model_path), config.json_model_override_args)
+    config = resolve(config, model)
+    memory = plan_memory(config, model)
+    if config.dry_run:
+        click.echo(describe(config, model, memory))
+        return 0
+    # Late, because the web stack is slow to import: a wrong flag and --dry-run are answered at once.
+    from dsserve.entrypoints.server import run_server
+
+    return run_server(config)
+
+
+def _say(line: str) -> None:
+    click.echo(f"dsserve: {line}", err=True)
+
+
+command = FlagCommand(
+    "launch",
+    callback=_launch,
+    help="Start a server for a model; without flags, the embedded model on 127.0.0.1:30000.",
+)
