@@ -1,0 +1,77 @@
+# Sets up, runs and tests dsserve from a fresh checkout; `make help` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+BUILT := $(VENV)/.built
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+PYTHON_CODE := python/dsserve kernels/dsserve_kernels tests tools examples benchmarks
+ARGS ?=
+
+# rustup installs here; a shell that was opened before does not know it yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help serve chat test test-rust test-py test-all build lint fmt bench docs wheel clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
+
+serve: build ## Start a server on 127.0.0.1:30000 with the embedded model; flags: make serve ARGS="--port 31000"
+	@exec $(BIN)/dsserve launch $(ARGS)
+
+chat: build ## Talk to a running server in the terminal
+	@exec $(BIN)/dsserve chat $(ARGS)
+
+test: test-rust test-py ## Run all default tests (Rust and Python)
+
+test-rust: $(INSTALLED) ## Run the tests of the Rust crates
+	cargo test --workspace --exclude dsserve-bindings --locked
+
+test-py: build ## Run the default Python tests; flags: make test-py ARGS="-k radix"
+	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+
+test-all: test-rust build ## Run every test that needs no GPU, the slow ones too
+	$(BIN)/pytest -m "not gpu" $(ARGS)
+
+build: $(BUILT) ## Make .venv, build the Rust extension, install the package (editable)
+
+lint: build ## Check formatting, lints, types, import layers and the stub of the extension
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(BIN)/ruff check $(PYTHON_CODE)
+	$(BIN)/ruff format --check $(PYTHON_CODE)
+	$(BIN)/mypy python/dsserve kernels/dsserve_kernels tools
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m mypy.stubtest dsserve._native
+
+fmt: build ## Format Rust and Python code
+	cargo fmt --all
+	$(BIN)/ruff check --fix --quiet $(PYTHON_CODE) || true
+	$(BIN)/ruff format $(PYTHON_CODE)
+
+bench: build ## Measure speed; results go to benchmarks/results/
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(INSTALLED) ## Build the reference of the Rust crates (target/doc)
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+wheel: build ## Build a wheel with both packages into dist/
+	$(BIN)/pip wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+clean: ## Remove the environment and everything built
+	rm -rf $(VENV) target dist build python/dsserve/_native*.so python/dsserve_kernels
+
+# A change of the dependencies or of the packaging installs again; a change of Rust only builds the extension.
+$(INSTALLED): pyproject.toml tools/build_backend.py
+	@python=$$(tools/preflight.sh) && \
+	  { test -x $(BIN)/python || $$python -m venv $(VENV); } && \
+	  echo "Installing dsserve and its dependencies into $(VENV) (a few minutes the first time)" && \
+	  $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(INSTALLED) $(BUILT)
+
+$(BUILT): $(INSTALLED) $(RUST_SOURCES)
+	@tools/preflight.sh >/dev/null
+	tools/dev_build.sh
+	@touch $(BUILT)
