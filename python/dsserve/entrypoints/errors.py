@@ -109,15 +109,20 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     location = [str(part) for part in first["loc"] if part not in ("body", "query")]
     # pydantic appends the names of the tried union members; they mean nothing to a client.
     path = [part for part in location if not _is_union_branch(part)]
+    text = str(first["msg"]).removeprefix("Value error, ")
     param = ".".join(path) or None
     where = f"'{param}': " if param else ""
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    return InvalidRequest(f"{where}{first['msg']}{more}", param=param, code=code)
+    return InvalidRequest(f"{where}{text}{more}", param=param, code=code)
 
 
 def _is_union_branch(part: str) -> bool:
-    return "[" in part or part in {"str", "int", "float", "bool", "list", "dict"}
+    return (
+        "[" in part
+        or "constrained" in part
+        or part in {"str", "int", "float", "bool", "list", "dict"}
+    )
 
 
 async def _on_dsserve_error(request: Request, error: Exception) -> Response:

@@ -193,7 +193,9 @@ class _Server:
                 await run_probe(state, timeout_s=WARM_UP_TIMEOUT_S)
         except (DsserveError, TimeoutError) as error:
             bar.close()
-            logger.error("the server did not become ready: %s", error or "no token came in time")  # noqa: TRY400 - the engine logged its traceback
+            logger.error(
+                "the server did not become ready: %s", str(error) or "no token came in time"
+            )  # noqa: TRY400 - the engine logged its traceback
             self._engine_died.set()
             return
         bar.close()

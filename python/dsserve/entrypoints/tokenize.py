@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from dsserve.entrypoints.body import read_object, request_schema, validate
 from dsserve.entrypoints.errors import OrjsonResponse
@@ -36,7 +36,7 @@ class DetokenizeBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
-    tokens: TokenIds | Annotated[list[TokenIds], FailFast()]
+    tokens: TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)]
     skip_special_tokens: bool | None = True
 
 

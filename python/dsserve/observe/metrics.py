@@ -38,7 +38,6 @@ class Metrics:
     def __init__(self, *, model_name: str, role: str = "unified") -> None:
         self.registry = CollectorRegistry()
         self._constant = {"model_name": model_name, "dp_rank": "0", "role": role}
-        self._totals: dict[tuple[str, ...], float] = {}
 
         self.http_requests = Counter(
             "http_requests",
@@ -47,29 +46,34 @@ class Metrics:
             namespace=_PREFIX,
             registry=self.registry,
         )
-        self.requests = self._counter("num_requests", "Requests that ended, for any reason.")
-        self._aborted = self._counter("num_aborted_requests", "Requests aborted.", "reason")
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of ended requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
-        self._cached_tokens = self._counter(
+        self.requests = self.counter("num_requests", "Requests that ended, for any reason.")
+        self._aborted = self.counter("num_aborted_requests", "Requests aborted.", "reason")
+        self.prompt_tokens = self.counter("prompt_tokens", "Prompt tokens of ended requests.")
+        self.generation_tokens = self.counter("generation_tokens", "Tokens generated.")
+        self._cached_tokens = self.counter(
             "cached_tokens", "Prompt tokens whose KV was reused.", "tier"
         )
-        self.time_to_first_token = self._histogram(
+        self.time_to_first_token = self.histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", _LATENCY_BUCKETS_S
         )
-        self.inter_token_latency = self._histogram(
+        self.inter_token_latency = self.histogram(
             "inter_token_latency_seconds", "Between tokens of one request.", _LATENCY_BUCKETS_S
         )
-        self.request_latency = self._histogram(
+        self.request_latency = self.histogram(
             "e2e_request_latency_seconds", "From arrival to the end.", _LATENCY_BUCKETS_S
         )
-        self.prompt_tokens_histogram = self._histogram(
+        self.prompt_tokens_histogram = self.histogram(
             "prompt_tokens_histogram", "Prompt tokens per request.", _TOKEN_BUCKETS
         )
-        self.generation_tokens_histogram = self._histogram(
+        self.generation_tokens_histogram = self.histogram(
             "generation_tokens_histogram", "Generated tokens per request.", _TOKEN_BUCKETS
         )
         self._engine = _EngineSeries(self)
+
+    @property
+    def constant_labels(self) -> dict[str, str]:
+        """The labels that every series of the engine has."""
+        return self._constant
 
     def count_cached(self, num_tokens: int, *, tier: str = "device") -> None:
         """Add prompt tokens that were served from a cache tier."""
@@ -87,25 +91,103 @@ class Metrics:
         """Return the registry in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Any:
+    def counter(self, name: str, text: str, *labels: str) -> Any:
+        """Register a counter; without labels of its own it is ready to count."""
         counter = Counter(
             name, text, (*_LABELS, *labels), namespace=_PREFIX, registry=self.registry
         )
         return counter if labels else counter.labels(**self._constant)
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Any:
+    def gauge(self, name: str, text: str, *labels: str) -> Any:
+        """Register a gauge; without labels of its own it is ready to be set."""
         gauge = Gauge(name, text, (*_LABELS, *labels), namespace=_PREFIX, registry=self.registry)
         return gauge if labels else gauge.labels(**self._constant)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Any:
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Any:
+        """Register a histogram with fixed buckets."""
         return Histogram(
             name, text, _LABELS, namespace=_PREFIX, registry=self.registry, buckets=buckets
         ).labels(**self._constant)
 
-    def _advance(self, counter: Any, total: float, **labels: str) -> None:
-        """Bring a counter up to a running total; a smaller total means that the engine restarted."""
-        key = (counter._name, *labels.values())
+
+# Heartbeat key -> counter name, its text, its own labels.
+_ENGINE_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "retracted_total": ("num_retracted_reqs", "Times a running request gave its pages back.", {}),
+    "encoder_replay_rows_total": (
+        "replayed_tokens",
+        "Cached tokens computed again to rebuild window state, and tail rows.",
+        {"kind": "encoder"},
+    ),
+    "decoder_tail_rows_total": ("replayed_tokens", "", {"kind": "decoder"}),
+    "prefill_tokens_total": ("realtime_tokens", "Rows computed, by mode.", {"mode": "prefill"}),
+    "generated_tokens_total": ("realtime_tokens", "", {"mode": "decode"}),
+    "prefill_steps_total": ("steps", "Steps launched, by kind.", {"kind": "prefill"}),
+    "decode_steps_total": ("steps", "", {"kind": "decode"}),
+    "evicted_pages_total": (
+        "evicted_pages",
+        "Pages dropped from the prefix cache.",
+        {"component": "full", "tier": "device"},
+    ),
+    "queue_time_us_total": ("queue_time_us", "Microseconds from arrival to admission, summed.", {}),
+    "rejected_total": ("num_rejected_requests", "Requests that the scheduler refused.", {}),
+}
+_POOL_STATES = ("free", "evictable", "locked", "private", "quarantined")
+
+
+class _EngineSeries:
+    """Series whose values come with heartbeats."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._constant = metrics.constant_labels
+        self._running = metrics.gauge("num_running_reqs", "Requests with a slot.")
+        self._queued = metrics.gauge("num_queue_reqs", "Requests that wait.", "queue")
+        self._new_token_ratio = metrics.gauge(
+            "new_token_ratio", "Share of the output limits that admission reserves."
+        )
+        self._pools = metrics.gauge("pool_units", "Units of each pool by state.", "pool", "state")
+        self._token_usage = metrics.gauge("token_usage", "Share of the KV pages in use.")
+        self._max_tokens = metrics.gauge("max_total_num_tokens", "Tokens the KV pages hold.")
+        self._counters: dict[str, Any] = {}
+        self._totals: dict[str, float] = {}
+        by_name: dict[str, Any] = {}
+        for key, (name, text, labels) in _ENGINE_COUNTERS.items():
+            if name not in by_name:
+                by_name[name] = metrics.counter(name, text, *labels)
+            self._counters[key] = (
+                by_name[name].labels(**self._constant, **labels) if labels else by_name[name]
+            )
+
+    def update(self, stats: Mapping[str, Any]) -> None:
+        if "num_running" in stats:
+            self._running.set(stats["num_running"])
+        if "num_waiting" in stats:
+            self._queued.labels(**self._constant, queue="waiting").set(stats["num_waiting"])
+        if "new_token_ratio" in stats:
+            self._new_token_ratio.set(stats["new_token_ratio"])
+        for key, counter in self._counters.items():
+            if key in stats:
+                self._advance(key, counter, float(stats[key]))
+        for pool in stats.get("pools", ()):
+            self._update_pool(pool)
+        if "page_size" in stats:
+            self._max_tokens.set(self._capacity(stats) * stats["page_size"])
+
+    def _advance(self, key: str, counter: Any, total: float) -> None:
+        """Bring a counter up to a running total."""
         increase = total - self._totals.get(key, 0.0)
         self._totals[key] = total
         if increase > 0:
-            (counter.labels(**self._constant, **labels) if labels else counter).inc(increase)
+            counter.inc(increase)
+
+    def _update_pool(self, pool: Mapping[str, Any]) -> None:
+        name = str(pool["name"])
+        for state in _POOL_STATES:
+            if state in pool:
+                self._pools.labels(**self._constant, pool=name, state=state).set(pool[state])
+        if name == "full" and pool.get("capacity"):
+            idle = pool.get("free", 0) + pool.get("evictable", 0)
+            self._token_usage.set(1.0 - idle / pool["capacity"])
+
+    @staticmethod
+    def _capacity(stats: Mapping[str, Any]) -> float:
+        return sum(pool["capacity"] for pool in stats.get("pools", ()) if pool["name"] == "full")

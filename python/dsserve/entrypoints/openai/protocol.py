@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -17,8 +25,8 @@ MAX_STOP_LENGTH = 1024
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 # The first wrong element ends the check: a prompt may have a million of them.
-TokenIds = Annotated[list[TokenId], FailFast()]
-Texts = Annotated[list[str], FailFast()]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 
 
 class StreamOptions(BaseModel):
@@ -67,9 +75,14 @@ class GenerationBody(BaseModel):
     return_token_ids: bool | None = False
     custom_params: dict[str, Any] | None = None
 
-    @field_validator("stop")
+    @field_validator("stop", mode="wrap")
     @classmethod
-    def _limit_stops(cls, stop: str | list[str] | None) -> str | list[str] | None:
+    def _check_stop(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        stop = _or_one_message(
+            value,
+            handler,
+            f"must be a text of 1 to {MAX_STOP_LENGTH} characters or a list of such texts",
+        )
         if isinstance(stop, list) and len(stop) > MAX_STOP_STRINGS:
             raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, not {len(stop)}")
         return stop
@@ -114,11 +127,20 @@ class GenerationBody(BaseModel):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], FailFast()] = Field(
+    prompt: str | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)] = Field(
         description="A text, token ids, or a list of either."
     )
     echo: bool | None = False
     add_special_tokens: bool | None = True
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _check_prompt(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        return _or_one_message(
+            value,
+            handler,
+            "must be a text, a list of texts, a list of token ids, or a list of such lists",
+        )
 
 
 class ChatBody(GenerationBody):
@@ -135,3 +157,11 @@ class ChatBody(GenerationBody):
     separate_reasoning: bool | None = True
     stream_reasoning: bool | None = True
     continue_final_message: bool | None = False
+
+
+def _or_one_message(value: Any, handler: ValidatorFunctionWrapHandler, message: str) -> Any:
+    """Check a union: one sentence says more than what each member of it has to say."""
+    try:
+        return handler(value)
+    except ValidationError:
+        raise ValueError(message) from None

@@ -30,6 +30,7 @@ class TextChoice:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.matched_stop: str | int | None = None
+        self._own_stop_ids = frozenset(body.stop_token_ids or ())
         self._detokenizer = detokenizer
         self._keeps_stop = body.keeps_stop()
         self._handle = detokenizer.open(
@@ -64,6 +65,12 @@ class TextChoice:
         self.token_ids += fresh
         return text, fresh
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        """What ended the output, if the client named it: vLLM has null for the model's own ids."""
+        stop = self.matched_stop
+        return None if isinstance(stop, int) and stop not in self._own_stop_ids else stop
+
     def close(self) -> None:
         """Release the decoder; a second call does nothing."""
         self._detokenizer.close(self._handle)
@@ -85,7 +92,7 @@ def choice_object(
         "logprobs": None,
         "finish_reason": source.finish_reason,
         "matched_stop": source.matched_stop,
-        "stop_reason": source.matched_stop,
+        "stop_reason": source.stop_reason,
     }
     if token_ids is not None:
         value["token_ids"] = list(token_ids)
