@@ -187,20 +187,27 @@ class _Server:
 
     async def _become_ready(self, bar: LoadingBar) -> None:
         state = self._state
+        problem = await self._wait_warm(state)
+        bar.close()
+        if problem is not None:
+            # The engine process logged its traceback.
+            logger.error("the server did not become ready: %s", problem)
+            self._engine_died.set()
+            return
+        state.is_warm = self._was_ready = True
+        _say(ready_message(state))
+
+    async def _wait_warm(self, state: ServerState) -> str | None:
+        """Return None once the first request was answered, else what went wrong."""
         try:
             await state.client.wait_ready()
             if not self._config.skip_server_warmup:
                 await run_probe(state, timeout_s=WARM_UP_TIMEOUT_S)
-        except (DsserveError, TimeoutError) as error:
-            bar.close()
-            logger.error(
-                "the server did not become ready: %s", str(error) or "no token came in time"
-            )  # noqa: TRY400 - the engine logged its traceback
-            self._engine_died.set()
-            return
-        bar.close()
-        state.is_warm = self._was_ready = True
-        _say(ready_message(state))
+        except DsserveError as error:
+            return str(error)
+        except TimeoutError:
+            return f"no token came within {WARM_UP_TIMEOUT_S:g} s"
+        return None
 
     async def _wait_for_end(self, state: ServerState) -> None:
         """Return when the HTTP server may go: the engine died, or a signal came and all is drained."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from dsserve.errors import ContextTooLong, InvalidRequest, Unsupported
-from dsserve.protocol.engine import EngineRequest, SamplingParams, pack_u32
+from dsserve.protocol.engine import CustomParams, EngineRequest, SamplingParams, pack_u32
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,16 +190,15 @@ def _custom_params(state: ServerState, params: dict[str, Any] | None) -> dict[st
         raise Unsupported(
             "'custom_params' is for the fake model (--load-format fake)", param="custom_params"
         )
-    script = params.get("script")
-    if script is None:
-        return params
-    token_ids = script.get("ids") if isinstance(script, dict) else None
-    if not isinstance(token_ids, list) or not all(
-        type(token_id) is int and token_id >= 0 for token_id in token_ids
-    ):
-        raise InvalidRequest(
-            "'custom_params.script' must be an object with 'ids', a list of token ids",
-            param="custom_params.script",
-        )
-    _checked_ids(token_ids, "custom_params.script.ids", state.model.vocab_size)
+    try:
+        checked = msgspec.convert(params, CustomParams)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"'custom_params': {error}", param="custom_params") from None
+    script = checked.script
+    if script is not None:
+        if min(script.ids, default=0) < 0 or min(script.delays_us, default=0) < 0:
+            raise InvalidRequest(
+                "'custom_params.script' holds a negative number", param="custom_params.script"
+            )
+        _checked_ids(script.ids, "custom_params.script.ids", state.model.vocab_size)
     return params
