@@ -6,6 +6,7 @@ Used by `--load-format dummy` and by `dsserve debug make-tiny`. Scales: tiny-mod
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,7 +77,7 @@ def draw_values(
         return 0.05 * noise
     if len(shape) == 1 or name.endswith("embed.weight"):
         return 0.5 * noise
-    scale = float(shape[1]) ** -0.5
+    scale = 1.0 / math.sqrt(shape[1])
     is_output = any(part in name for part in _OUTPUT_MATRICES) or name.endswith(".w2.weight")
     return noise * (scale * _OUTPUT_SCALE if is_output else scale)
 
@@ -94,7 +95,7 @@ def _mixing(leaf: str, noise: torch.Tensor, config: ModelConfig) -> torch.Tensor
 
 def _head(noise: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Return the LM head; control tokens get logit 0, which greedy decoding does not reach."""
-    head = noise * (_LOGIT_SCALE * float(config.hidden_size) ** -0.5)
+    head = noise * (_LOGIT_SCALE / math.sqrt(config.hidden_size))
     control = {config.bos_token_id, config.pad_token_id, config.image_token_id}
     control |= {config.dspark_noise_token_id, *config.eos_token_ids}
     head[sorted(control)] = 0.0
