@@ -1,5 +1,6 @@
 """Types of the extension module `dsserve._native` (compared with the build by stubtest)."""
 
+from os import PathLike
 from typing import Any, final
 
 import numpy as np
@@ -153,3 +154,104 @@ class Scheduler:
 
     def steps_in_flight(self) -> int:
         """Steps planned and not yet applied."""
+
+class TokenizerError(ValueError):
+    """A tokenizer cannot be loaded, or a call has wrong arguments."""
+
+@final
+class Tokenizer:
+    """A byte-level tokenizer (`tokenizer.json`) with its own threads; usable from any thread.
+
+    Id arrays are bytes, u32 little-endian.
+    """
+
+    def __new__(cls, path: str | PathLike[str], num_threads: int = 1) -> Tokenizer:
+        """Load a `tokenizer.json`, or the one in a directory.
+
+        Raises:
+            TokenizerError: It cannot be read or is not byte-level.
+        """
+
+    def encode_batch(self, texts: list[str], add_special: bool = True) -> list[bytes]:
+        """Encode texts in parallel, with the same result as one by one.
+
+        Raises:
+            TokenizerError: A text cannot be encoded.
+            UnicodeEncodeError: A text holds a lone surrogate.
+        """
+
+    def encode_rendered(self, prompt: str, special_ranges: list[tuple[int, int]]) -> bytes:
+        """Encode a rendered prompt.
+
+        Text in `special_ranges` (code point offsets) is tokens; all else is plain text, in which
+        spellings of added tokens mean nothing. A range that is no token here is plain text.
+
+        Raises:
+            TokenizerError: A range is out of order or out of the prompt.
+            UnicodeEncodeError: The prompt holds a lone surrogate.
+        """
+
+    def decode(self, ids: bytes, skip_special: bool = True) -> str:
+        """Decode all ids at once; broken UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""
+
+    def token_to_id(self, token: str) -> int | None:
+        """Return the id of a token by its spelling in the file."""
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return what an id stands for, empty outside the vocabulary."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def special_ids(self) -> list[int]: ...
+
+@final
+class Piece:
+    """What a stream had to say after some ids.
+
+    `stop` is the stop string that was found; the stream then takes no more ids. `kept_tokens` counts
+    all ids so far, or those up to the one that completed the stop string; `emitted_tokens` the
+    leading ids all of whose text was given out.
+    """
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def stop(self) -> str | None: ...
+    @property
+    def kept_tokens(self) -> int: ...
+    @property
+    def emitted_tokens(self) -> int: ...
+
+@final
+class StreamDecoder:
+    """Incremental decoding of many streams, each named by a handle that is never used again."""
+
+    def __new__(cls, tokenizer: Tokenizer) -> StreamDecoder: ...
+    def open(
+        self, stop: list[str] = [], skip_special: bool = True, include_stop: bool = False
+    ) -> int:
+        """Start a stream.
+
+        Raises:
+            TokenizerError: A stop string is empty, or they are longer than 64 KiB together.
+        """
+
+    def push_batch(self, handles: bytes, offsets: bytes, ids: bytes) -> list[Piece]:
+        """Give many streams their ids: handles u64[n], offsets u32[n+1], ids u32[].
+
+        Raises:
+            TokenizerError: A handle is unknown or the offsets do not fit; no stream was changed.
+        """
+
+    def finish(self, handle: int) -> Piece:
+        """End and forget a stream; returns what it held back.
+
+        Raises:
+            TokenizerError: The handle is unknown.
+        """
+
+    def close(self, handle: int) -> bool:
+        """Forget a stream; False if there was none."""
+
+    def __len__(self) -> int: ...

@@ -1,1 +1,20 @@
 //! Text and token bridge of the dsserve engine.
+//!
+//! [`Tokenizer`] turns texts into ids on its own threads, [`TextStream`] turns the ids of one
+//! generation into text as they come, looking for stop strings, and [`StreamTable`] holds many such
+//! streams. Everything works on byte-level tokenizers (`tokenizer.json`); no Python here.
+
+mod batch;
+mod decode;
+mod encode;
+mod error;
+mod split;
+mod stop;
+mod vocab;
+
+pub use batch::{StreamTable, TokenBatch};
+pub use decode::{Piece, StreamOptions, TextStream};
+pub use encode::{Tokenizer, PARALLEL_TEXT_BYTES};
+pub use error::TokenizerError;
+pub use stop::{StopSet, MAX_STOP_BYTES};
+pub use vocab::TokenTable;
