@@ -94,7 +94,7 @@ def nearest_message(message: str, name: str, candidates: Sequence[str]) -> str:
 def _option(flag: Flag) -> click.Option:
     if flag.kind is Kind.SWITCH:
         spelling = "/".join(filter(None, [flag.spelling, *flag.off]))
-        return click.Option([spelling, flag.name], default=None)
+        return click.Option([spelling, flag.name], is_flag=True, default=None)
     return click.Option(
         [*flag.on, flag.name], type=click.STRING, multiple=flag.is_repeated, default=None
     )

@@ -41,18 +41,18 @@ def default_model_path(*, say: Callable[[str], None]) -> Path:
     cached = cache_dir() / "embedded" / _generator_digest(package) / NAME
     if _is_checkpoint(cached):
         return cached
-    say(f"generating the embedded model (random weights, once) in {cached}")
-    _generate(cached)
+    _generate(cached, say)
     return cached
 
 
-def _generate(target: Path) -> None:
+def _generate(target: Path, say: Callable[[str], None]) -> None:
     if importlib.util.find_spec(_GENERATOR) is None:
         raise ConfigError("this installation has no embedded model; give one by --model-path")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Next to the target, so that the rename is atomic; a second server that is faster does no harm.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as folder:
+            say(f"generating the embedded model (random weights, once) in {target}")
             made = Path(folder) / NAME
             _run_generator(made)
             if not _is_checkpoint(target):

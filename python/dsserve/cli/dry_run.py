@@ -57,7 +57,7 @@ def _pool_lines(memory: MemoryPlan) -> Iterator[str]:
             format_size(memory.num_slots * memory.bytes_per_slot),
         ),
     ]
-    yield f"Pools ({memory.reason})"
+    yield f"Pools ({memory.reason.rstrip(',')})"
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield (

@@ -1,0 +1,117 @@
+"""Settings that depend on the model: defaults, limits, and that resolving twice changes nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from dsserve.config.resolve import default_page_size, resolve
+from dsserve.config.server import ServerConfig
+from dsserve.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
+
+
+def model(*, window=128, positions=4096, ratio=2) -> ModelConfig:
+    facts = SimpleNamespace(
+        sliding_window=window, max_position_embeddings=positions, stateful_ratio=ratio
+    )
+    return cast("ModelConfig", facts)
+
+
+def config(**values) -> ServerConfig:
+    return ServerConfig(model_path="/models/some-name/", **values)
+
+
+def test_automatic_values_are_decided():
+    resolved = resolve(config(), model())
+    assert resolved.tokenizer_path == "/models/some-name/"
+    assert resolved.served_model_name == "some-name"
+    assert resolved.context_length == 4096
+    assert resolved.page_size == 128
+    assert resolved.chunked_prefill_size == 1024
+    assert resolved.device == "cpu"
+    assert resolved.speculative_algorithm == "none"
+    assert resolved.enable_encoder_swa_bounded_replay is True
+    assert resolved.enable_decoder_swa_bounded_replay is True
+    resolved.replace(model_path=None, tokenizer_path=None).validate()
+
+
+def test_resolving_twice_changes_nothing():
+    once = resolve(config(page_size=64), model())
+    assert resolve(once, model()) == once
+
+
+def test_what_the_user_gave_stays():
+    given = config(
+        tokenizer_path="/other",
+        served_model_name="name",
+        context_length=100,
+        page_size=32,
+        chunked_prefill_size=-1,
+        enable_encoder_swa_bounded_replay=False,
+        enable_decoder_swa_bounded_replay=False,
+    )
+    resolved = resolve(given, model())
+    for name in (
+        "tokenizer_path",
+        "served_model_name",
+        "context_length",
+        "page_size",
+        "chunked_prefill_size",
+        "enable_encoder_swa_bounded_replay",
+        "enable_decoder_swa_bounded_replay",
+    ):
+        assert getattr(resolved, name) == getattr(given, name)
+
+
+@pytest.mark.parametrize(
+    ("window", "page"), [(4096, 128), (128, 128), (127, 64), (16, 16), (17, 16), (3, 2), (1, 2)]
+)
+def test_default_page_is_the_window_where_that_is_smaller(window, page):
+    assert default_page_size(model(window=window)) == page
+
+
+def test_default_chunk_holds_a_window_and_a_page():
+    assert resolve(config(), model(window=4096)).chunked_prefill_size == 4096 + 128
+
+
+@pytest.mark.parametrize("chunk", [191, 128, 1])
+def test_a_chunk_below_window_plus_page_is_refused_with_the_least_one(chunk):
+    with pytest.raises(ConfigError, match="at least 192"):
+        resolve(config(page_size=64, chunked_prefill_size=chunk), model())
+
+
+def test_the_smallest_chunk_is_accepted():
+    assert (
+        resolve(config(page_size=64, chunked_prefill_size=192), model()).chunked_prefill_size == 192
+    )
+
+
+def test_without_encoder_replay_a_chunk_of_one_page_is_enough():
+    given = config(page_size=64, chunked_prefill_size=64, enable_encoder_swa_bounded_replay=False)
+    assert resolve(given, model()).chunked_prefill_size == 64
+    with pytest.raises(ConfigError, match="at least 64"):
+        resolve(given.replace(chunked_prefill_size=63), model())
+
+
+def test_a_page_that_splits_a_compression_group_is_refused():
+    with pytest.raises(ConfigError, match="multiple of 128"):
+        resolve(config(page_size=64), model(ratio=128))
+
+
+def test_a_context_beyond_the_positions_of_the_model_is_refused():
+    with pytest.raises(ConfigError, match="up to 4096"):
+        resolve(config(context_length=4097), model())
+
+
+def test_a_pool_below_one_page_is_refused():
+    with pytest.raises(ConfigError, match="no page of 128"):
+        resolve(config(max_total_tokens=127), model())
+
+
+def test_the_parser_of_another_model_is_refused():
+    with pytest.raises(ConfigError, match="use deepseek-v41 or auto"):
+        resolve(config(reasoning_parser="deepseek-v4"), model())
