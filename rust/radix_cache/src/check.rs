@@ -183,3 +183,123 @@ impl RadixCache {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::CacheConfig;
+    use crate::key::Namespace;
+    use crate::lock::Receipt;
+
+    /// Two leaves (nodes 3 and 4) below an inner node (2), the second leaf locked; one page held.
+    fn filled() -> (RadixCache, Receipt) {
+        let mut cache = RadixCache::new(CacheConfig {
+            page_size: 1,
+            num_pages: 8,
+            enabled: true,
+        })
+        .unwrap();
+        let namespace = Namespace::default();
+        let mut pages = Vec::new();
+        assert!(cache.allocate(5, &mut pages));
+        cache.insert(&namespace, &[1, 2], &pages[..2]).unwrap();
+        let second = [pages[0], pages[2], pages[3]];
+        let inserted = cache.insert(&namespace, &[1, 3, 4], &second).unwrap();
+        let receipt = cache.lock(inserted.node).unwrap();
+        cache.check_invariants().unwrap();
+        (cache, receipt)
+    }
+
+    fn leaf(cache: &RadixCache, is_locked: bool) -> u32 {
+        let is_wanted = |node: &Node| {
+            !node.is_root() && node.num_children == 0 && (node.lock_count > 0) == is_locked
+        };
+        cache.nodes().find(|(_, node)| is_wanted(node)).unwrap().0
+    }
+
+    #[test]
+    fn every_kind_of_damage_is_found() {
+        type Damage = fn(&mut RadixCache);
+        let damages: [(&str, Damage); 16] = [
+            ("num_evictable", |cache| cache.num_evictable += 1),
+            ("num_receipts", |cache| cache.num_receipts -= 1),
+            ("lock lost on a leaf", |cache| {
+                let leaf = leaf(cache, true);
+                cache.arena[leaf].lock_count = 0;
+            }),
+            ("lock lost on the path", |cache| {
+                let leaf = leaf(cache, true);
+                let parent = cache.arena[leaf].parent;
+                cache.arena[parent].lock_count = 0;
+            }),
+            ("num_children", |cache| {
+                let leaf = leaf(cache, false);
+                cache.arena[leaf].num_children = 1;
+            }),
+            ("end_page", |cache| {
+                let leaf = leaf(cache, false);
+                cache.arena[leaf].end_page += 1;
+            }),
+            ("root", |cache| {
+                let leaf = leaf(cache, false);
+                cache.arena[leaf].root = VOID;
+            }),
+            ("page in two nodes", |cache| {
+                let (from, to) = (leaf(cache, true), leaf(cache, false));
+                cache.arena[to].pages[0] = cache.arena[from].pages[1];
+            }),
+            ("page held and in the tree", |cache| {
+                let leaf = leaf(cache, true);
+                cache.arena[leaf].pages[1] = 5;
+            }),
+            ("child key", |cache| {
+                let leaf = leaf(cache, false);
+                cache.arena[leaf].child_key ^= 1;
+            }),
+            ("tokens of a first page", |cache| {
+                let leaf = leaf(cache, false);
+                let page = cache.arena[leaf].pages[0];
+                cache.tokens.write(&[page], &[77]);
+            }),
+            ("missing in the child index", |cache| {
+                let leaf = leaf(cache, false);
+                cache.children.remove(&mut cache.arena, leaf);
+            }),
+            ("missing in the eviction order", |cache| {
+                let leaf = leaf(cache, false);
+                cache.order.remove(&mut cache.arena, leaf);
+            }),
+            ("locked in the eviction order", |cache| {
+                let leaf = leaf(cache, true);
+                cache.order.push_newest(&mut cache.arena, leaf);
+            }),
+            ("node leaked", |cache| {
+                let leaf = Node::new(Box::from([5]), VOID, VOID, 1);
+                cache.arena.insert(leaf);
+            }),
+            ("namespace lost", |cache| {
+                let root = cache.namespaces.roots().next().unwrap();
+                cache.namespaces.remove(root);
+            }),
+        ];
+        for (what, damage) in damages {
+            let (mut cache, receipt) = filled();
+            damage(&mut cache);
+            let found = cache.check_invariants();
+            let is_found = matches!(found, Err(CacheError::Inconsistent { .. }));
+            assert!(is_found, "{what}: {found:?}");
+            receipt.abandon();
+        }
+    }
+
+    #[test]
+    fn a_parent_that_would_be_evicted_before_its_child_is_found() {
+        let (mut cache, receipt) = filled();
+        let leaf = leaf(&cache, false);
+        cache.unlock(receipt);
+        cache.check_invariants().unwrap();
+        cache.order.remove(&mut cache.arena, leaf);
+        cache.order.push_newest(&mut cache.arena, leaf);
+        assert!(cache.check_invariants().is_err());
+    }
+}

@@ -302,3 +302,48 @@ impl RadixCache {
         root
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::CacheConfig;
+
+    /// With every key the same, only the compares tell children (and parents) apart.
+    #[test]
+    fn colliding_keys_cost_time_only() {
+        let mut cache = RadixCache::new(CacheConfig {
+            page_size: 2,
+            num_pages: 64,
+            enabled: true,
+        })
+        .unwrap();
+        cache.hasher.mask = 0;
+        let namespace = Namespace::default();
+        let keys: Vec<Vec<u32>> = (0..27_u32)
+            .map(|number| {
+                let symbols = [number / 9, number / 3 % 3, number % 3];
+                symbols.iter().flat_map(|&symbol| [5, symbol]).collect()
+            })
+            .collect();
+        for key in &keys {
+            let mut pages = Vec::new();
+            assert!(cache.allocate(3, &mut pages));
+            let inserted = cache.insert(&namespace, key, &pages).unwrap();
+            for replaced in inserted.replaced {
+                cache.free(&[replaced.own]);
+            }
+        }
+        assert_eq!(cache.num_evictable(), 3 + 9 + 27);
+        cache.check_invariants().unwrap();
+        for key in &keys {
+            assert_eq!(cache.match_prefix(&namespace, key).cached_len, 6);
+            assert_eq!(cache.match_prefix(&namespace, &key[..4]).cached_len, 4);
+        }
+        // Chains are taken apart from anywhere, not from their heads only.
+        for num_left in (0..39).rev() {
+            assert_eq!(cache.evict(1), 1);
+            assert_eq!(cache.num_evictable(), num_left);
+            cache.check_invariants().unwrap();
+        }
+    }
+}
