@@ -1,5 +1,17 @@
 //! The Python extension module `dsserve._native`: thin wrappers over the three library crates.
 use pyo3::prelude::*;
 
+mod buffers;
+mod errors;
+mod scheduler;
+mod tokenizer;
+
 #[pymodule]
-mod _native {}
+mod _native {
+    #[pymodule_export]
+    use super::errors::{InvariantError, SchedulerError};
+    #[pymodule_export]
+    use super::scheduler::{Scheduler, StepOutputs, StepSummary};
+    #[pymodule_export]
+    use super::tokenizer::{Piece, StreamDecoder, Tokenizer, TokenizerError};
+}

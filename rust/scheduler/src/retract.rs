@@ -1,0 +1,159 @@
+//! Who gives pages back when decode rows lack them, and how a request lets go of what it holds.
+use std::cmp::Reverse;
+
+use crate::error::Result;
+use crate::event::FinishCode;
+use crate::overlap::Leftover;
+use crate::scheduler::Scheduler;
+use crate::state::State;
+use crate::table::Key;
+
+impl Scheduler {
+    /// Retracts requests until the rest of `keys` get the pages they lack, or until pages are on
+    /// their way back: then those who lack one sit this step out instead.
+    pub(crate) fn make_room(&mut self, keys: &mut Vec<Key>) -> Result<()> {
+        while self.pages_lacking(keys) > self.num_available_pages() {
+            // Requests that are not in `keys` bring back their pages with the steps in flight.
+            let pages_return = !self.quarantine.is_empty() || keys.len() < self.running.len();
+            if pages_return || (keys.len() == 1 && self.carried.is_some()) {
+                break;
+            }
+            if let [last] = keys[..] {
+                debug_assert_eq!(
+                    self.in_flight.len(),
+                    0,
+                    "its own step would hold nothing back"
+                );
+                keys.clear();
+                self.end_request(last, FinishCode::ErrorPool, None)?;
+                self.prune_running();
+                break;
+            }
+            let Some(victim) = self.pick_victim(keys) else {
+                break;
+            };
+            keys.retain(|key| *key != victim);
+            self.retract(victim)?;
+            self.has_retracted = true;
+        }
+        Ok(())
+    }
+
+    /// The request with the fewest output tokens, then the longest prompt, then the last arrival.
+    fn pick_victim(&self, keys: &[Key]) -> Option<Key> {
+        keys.iter().copied().min_by_key(|key| {
+            let request = self.requests.live(*key);
+            (
+                request.output_len() + request.pending_tokens,
+                Reverse(request.prompt_len),
+                Reverse(request.sequence),
+            )
+        })
+    }
+
+    fn retract(&mut self, key: Key) -> Result<()> {
+        let applied_len = self.requests.live(key).applied_len;
+        self.let_go(key, Some(applied_len))?;
+        self.enter(key, State::Retracted);
+        self.running.retain(|other| *other != key);
+        let requests = &self.requests;
+        let goes_on = self.running.iter().chain(&self.carried);
+        self.ratio.reset(goes_on.map(|key| requests.live(*key)));
+        self.counters.retracted += 1;
+        self.requeue_if_settled(key);
+        Ok(())
+    }
+
+    /// Puts a retracted request back into the queue once no step in flight holds it.
+    pub(crate) fn requeue_if_settled(&mut self, key: Key) {
+        let request = self.requests.live(key);
+        let is_settled = request.last_step <= self.in_flight.last_applied();
+        if request.state == State::Retracted && is_settled {
+            self.enter(key, State::Waiting);
+            self.waiting.push_retracted(key);
+        }
+    }
+
+    /// Takes slot, pages and locks from a request; they wait in quarantine for the steps in flight.
+    ///
+    /// With `valid_len`, whole pages within that many tokens go to the tree first.
+    pub(crate) fn let_go(&mut self, key: Key, valid_len: Option<u32>) -> Result<()> {
+        if self.requests.live(key).slot == 0 {
+            return Ok(());
+        }
+        if let Some(valid_len) = valid_len {
+            self.insert_pages(key, valid_len)?;
+        }
+        let page_size = self.config.page_size;
+        let request = self.requests.live_mut(key);
+        let pages = request.private_pages(page_size).to_vec();
+        request.pages.clear();
+        request.tree_len = 0;
+        request.planned_len = 0;
+        request.applied_len = 0;
+        request.hit = 0;
+        self.quarantine.push(Leftover {
+            until_step: request.last_step,
+            pages,
+            receipt: request.receipt.take(),
+            slot: std::mem::take(&mut request.slot),
+        });
+        self.fresh.retain(|other| *other != key);
+        self.release_quarantine();
+        Ok(())
+    }
+
+    /// Gives the whole pages within `valid_len` tokens to the tree, keeping them locked.
+    ///
+    /// Where the tree had a page already the request goes over to it; its own stays in quarantine
+    /// until no step reads it.
+    pub(crate) fn insert_pages(&mut self, key: Key, valid_len: u32) -> Result<()> {
+        let page_size = self.config.page_size;
+        let request = self.requests.live_mut(key);
+        let end = valid_len / page_size * page_size;
+        if !self.config.uses_tree() || end <= request.tree_len {
+            return Ok(());
+        }
+        let namespace = &request.spec.namespace;
+        let tokens = &request.tokens[..end as usize];
+        let pages = &request.pages[..(end / page_size) as usize];
+        let inserted = match &request.receipt {
+            Some(receipt) => self
+                .cache
+                .insert_at(namespace, receipt.node(), tokens, pages)?,
+            None => self.cache.insert(namespace, tokens, pages)?,
+        };
+        let receipt = self.cache.lock(inserted.node)?;
+        if let Some(old) = request.receipt.replace(receipt) {
+            self.cache.unlock(old);
+        }
+        request.tree_len = end;
+        for replaced in &inserted.replaced {
+            request.pages[replaced.page_index as usize] = replaced.tree;
+            if replaced.page_index < request.sent_columns {
+                self.rewritten
+                    .push((key, request.admission, replaced.page_index));
+            }
+        }
+        if !inserted.replaced.is_empty() {
+            let pages = inserted.replaced.iter().map(|replaced| replaced.own);
+            self.quarantine.push(Leftover {
+                until_step: request.last_step,
+                pages: pages.collect(),
+                receipt: None,
+                slot: 0,
+            });
+        }
+        self.tree_version += 1;
+        Ok(())
+    }
+
+    /// Makes what no step in flight holds allocatable again.
+    pub(crate) fn release_quarantine(&mut self) {
+        let before = self.free_slots.len();
+        let last_applied = self.in_flight.last_applied();
+        self.quarantine
+            .release(last_applied, &mut self.cache, &mut self.free_slots);
+        self.released_slots.extend(&self.free_slots[before..]);
+    }
+}
