@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models
-
 from dsserve.engram.hashing import (
     EngramConstants,
     build_token_map,
@@ -21,6 +19,7 @@ from dsserve.engram.hashing import (
     sequence_rows,
 )
 from dsserve.errors import ConfigError
+from tokenizers import Tokenizer, decoders, models
 
 RELEASED_VOCAB = 129280
 RELEASED_KEYS = 99092

@@ -44,17 +44,16 @@ def draw_weights(
     for name, spec in specs.items():
         if spec.dtype is StorageType.F8_E8M0:
             continue
-        generator = torch.Generator().manual_seed(_tensor_seed(name, seed))
         if spec.dtype is StorageType.FP4:
             shape = (spec.shape[0], 2 * spec.shape[1])
-            values = draw_values(name, shape, config, generator)
+            values = draw_values(name, shape, config, seed=seed)
             codes, scale = encode_fp4(values, block=ROW_BLOCK)
         elif spec.dtype is StorageType.F8_E4M3:
-            values = draw_values(name, spec.shape, config, generator)
+            values = draw_values(name, spec.shape, config, seed=seed)
             block_rows, block_columns = _fp8_block(name, config)
             codes, scale = encode_fp8(values, block_rows=block_rows, block_columns=block_columns)
         else:
-            values = draw_values(name, spec.shape, config, generator)
+            values = draw_values(name, spec.shape, config, seed=seed)
             yield name, values.to(torch.bfloat16) if spec.dtype is StorageType.BF16 else values
             continue
         yield name, codes
@@ -62,9 +61,10 @@ def draw_weights(
 
 
 def draw_values(
-    name: str, shape: tuple[int, ...], config: ModelConfig, generator: torch.Generator
+    name: str, shape: tuple[int, ...], config: ModelConfig, *, seed: int
 ) -> torch.Tensor:
     """Return the float32 values of a tensor before rounding to its storage type."""
+    generator = torch.Generator().manual_seed(_tensor_seed(name, seed))
     noise: torch.Tensor = torch.randn(shape, generator=generator)
     leaf = name.rsplit(".", 1)[-1]
     if leaf.startswith("hc_"):
