@@ -1,7 +1,5 @@
 """What the chat layer must know about the server and its model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
