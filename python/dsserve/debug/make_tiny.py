@@ -156,3 +156,7 @@ def _generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
         "temperature": 1.0,
         "top_p": 1.0,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
