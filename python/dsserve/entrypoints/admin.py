@@ -116,7 +116,10 @@ async def metrics(request: Request) -> Response:
     state = state_of(request)
     if state.config.disable_metrics:
         raise NotFound("metrics are switched off (--disable-metrics)")
-    state.metrics.update_engine(state.client.stats)
+    info = state.client.info if state.client.is_ready else {}
+    state.metrics.update_engine(
+        state.client.stats, max_tokens=int(info.get("max_total_num_tokens", 0))
+    )
     return Response(state.metrics.render(), media_type=CONTENT_TYPE)
 
 
@@ -170,8 +173,8 @@ async def loads(request: Request) -> Response:
     stats = state.client.stats
     load = {
         "dp_rank": 0,
-        "num_running_reqs": int(stats.get("num_running_reqs", 0)),
-        "num_waiting_reqs": int(stats.get("num_queue_reqs", 0)),
+        "num_running_reqs": int(stats.get("num_running", 0)),
+        "num_waiting_reqs": int(stats.get("num_waiting", 0)),
         "token_usage": stats.get("token_usage", 0.0),
         "num_open_requests": state.client.num_open_requests,
     }

@@ -27,6 +27,7 @@ from dsserve.entrypoints.progress import LoadingBar
 from dsserve.entrypoints.state import ServerState, build_state
 from dsserve.errors import ConfigError, DsserveError, EngineLost
 from dsserve.frontend.client import EngineClient
+from dsserve.observe.log import setup_logging
 from dsserve.protocol.engine import ExitCode
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def run_server(config: ServerConfig) -> int:
     Returns:
         The exit code of the process.
     """
+    setup_logging(config.log_level, use_json=config.log_json, process="api")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         listener = bind(config.host, config.port)
     except ConfigError as error:
@@ -121,6 +124,7 @@ class _Server:
         self._stop_asked = asyncio.Event()
         self._engine_died = asyncio.Event()
         self._was_ready = False
+        self._is_ending = False
 
     async def run(self) -> int:
         """Serve until a signal comes or the engine dies; return the exit code."""
@@ -177,7 +181,7 @@ class _Server:
             self._http.force_exit = True
 
     def _on_engine_exit(self, code: int) -> None:
-        if self._stop_asked.is_set() and code == ExitCode.OK:
+        if self._is_ending:
             return
         logger.error("the engine process ended with code %d", code)
         self._state.client.fail_all(
@@ -241,6 +245,7 @@ class _Server:
                     await state.live.wait_empty()
 
     async def _end_engine(self, state: ServerState) -> None:
+        self._is_ending = True
         is_hurried = len(self._signals) > 1 or self._engine_died.is_set()
         if not is_hurried:
             state.client.shutdown(grace_s=0.0)

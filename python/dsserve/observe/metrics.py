@@ -10,9 +10,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import SummaryMetricFamily
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +87,14 @@ class Metrics:
         """Count one aborted request."""
         self._aborted.labels(**self._constant, reason=reason).inc()
 
-    def update_engine(self, stats: Mapping[str, Any]) -> None:
-        """Take the engine's latest heartbeat; keys this version does not know are ignored."""
-        self._engine.update(stats)
+    def update_engine(self, stats: Mapping[str, Any], *, max_tokens: int) -> None:
+        """Take the engine's latest heartbeat; keys this version does not know are ignored.
+
+        Args:
+            stats: Levels and running totals.
+            max_tokens: Tokens that the KV pages hold.
+        """
+        self._engine.update(stats, max_tokens)
 
     def render(self) -> bytes:
         """Return the registry in Prometheus' text format."""
@@ -128,8 +137,8 @@ _ENGINE_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
         "Pages dropped from the prefix cache.",
         {"component": "full", "tier": "device"},
     ),
-    "queue_time_us_total": ("queue_time_us", "Microseconds from arrival to admission, summed.", {}),
     "rejected_total": ("num_rejected_requests", "Requests that the scheduler refused.", {}),
+    "no_progress_passes": ("no_progress_passes", "Passes in which nothing could be planned.", {}),
 }
 _POOL_STATES = ("free", "evictable", "locked", "private", "quarantined")
 
@@ -147,6 +156,11 @@ class _EngineSeries:
         self._pools = metrics.gauge("pool_units", "Units of each pool by state.", "pool", "state")
         self._token_usage = metrics.gauge("token_usage", "Share of the KV pages in use.")
         self._max_tokens = metrics.gauge("max_total_num_tokens", "Tokens the KV pages hold.")
+        self._stages = metrics.counter(
+            "scheduler_stage_seconds", "Seconds the step loop spent, by stage.", "stage"
+        )
+        self._summaries = _SummaryCollector(self._constant)
+        metrics.registry.register(self._summaries)
         self._counters: dict[str, Any] = {}
         self._totals: dict[str, float] = {}
         by_name: dict[str, Any] = {}
@@ -157,7 +171,8 @@ class _EngineSeries:
                 by_name[name].labels(**self._constant, **labels) if labels else by_name[name]
             )
 
-    def update(self, stats: Mapping[str, Any]) -> None:
+    def update(self, stats: Mapping[str, Any], max_tokens: int) -> None:
+        self._max_tokens.set(max_tokens)
         if "num_running" in stats:
             self._running.set(stats["num_running"])
         if "num_waiting" in stats:
@@ -169,8 +184,10 @@ class _EngineSeries:
                 self._advance(key, counter, float(stats[key]))
         for pool in stats.get("pools", ()):
             self._update_pool(pool)
-        if "page_size" in stats:
-            self._max_tokens.set(self._capacity(stats) * stats["page_size"])
+        for stage, seconds in stats.get("scheduler_stage_seconds", {}).items():
+            counter = self._stages.labels(**self._constant, stage=stage)
+            self._advance(f"stage {stage}", counter, float(seconds))
+        self._summaries.stats = stats
 
     def _advance(self, key: str, counter: Any, total: float) -> None:
         """Bring a counter up to a running total."""
@@ -188,6 +205,32 @@ class _EngineSeries:
             idle = pool.get("free", 0) + pool.get("evictable", 0)
             self._token_usage.set(1.0 - idle / pool["capacity"])
 
-    @staticmethod
-    def _capacity(stats: Mapping[str, Any]) -> float:
-        return sum(pool["capacity"] for pool in stats.get("pools", ()) if pool["name"] == "full")
+
+class _SummaryCollector(Collector):
+    """Sums and counts that the engine keeps; they have no quantiles, only a mean over time."""
+
+    def __init__(self, constant: Mapping[str, str]) -> None:
+        self._constant = constant
+        self.stats: Mapping[str, Any] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the newest values."""
+        for name, text in (
+            ("step_seconds", "Seconds of the steps on the device, by kind."),
+            ("host_gap_seconds", "Seconds in which the device waited for the next step."),
+        ):
+            family = SummaryMetricFamily(f"{_PREFIX}_{name}", text, labels=[*_LABELS, "kind"])
+            for kind, total in self.stats.get(name, {}).items():
+                values = [*self._constant.values(), kind]
+                family.add_metric(values, count_value=total["count"], sum_value=total["sum"])
+            yield family
+        family = SummaryMetricFamily(
+            f"{_PREFIX}_queue_time_seconds", "From arrival to first admission.", labels=_LABELS
+        )
+        if "queue_time_us_total" in self.stats:
+            family.add_metric(
+                list(self._constant.values()),
+                count_value=int(self.stats.get("admitted_total", 0)),
+                sum_value=self.stats["queue_time_us_total"] * 1e-6,
+            )
+        yield family
