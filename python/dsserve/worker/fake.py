@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from dsserve.config.model import ModelConfig
+from dsserve.config.model import ModelConfig, load_model_config
+from dsserve.config.server import ServerConfig
+from dsserve.protocol.engine import EngineConfig
 from dsserve.worker.base import (
     NUM_BUFFER_SETS,
     STATUS_NAN,
     AdmittedRequest,
     PlanBuffers,
+    Progress,
     StepHandle,
     StepResult,
     allocate_plan_buffers,
@@ -136,3 +139,23 @@ class FakeWorker:
             if index == script.nan_at:
                 status[request] = STATUS_NAN
         return delay_us * 1e-6
+
+
+def build_worker(
+    config: EngineConfig, capacity: dict[str, int], progress: Progress | None = None
+) -> FakeWorker:
+    """Build the fake model for an engine process; see `worker.base`.
+
+    Raises:
+        ConfigError: The settings of the fake model are wrong.
+    """
+    server = ServerConfig.from_dict(config.server)
+    model = load_model_config(config.model_path, server.json_model_override_args)
+    worker = FakeWorker(
+        model,
+        capacity,
+        context_length=server.context_length or model.max_position_embeddings,
+    )
+    if progress is not None:
+        progress("fake model", 1, 1)
+    return worker
