@@ -43,7 +43,7 @@ impl Scheduler {
         let mut reserved = Reserved::default();
         let mut skips = 0;
         for key in order.iter().copied() {
-            if budget.rows() == 0 {
+            if budget.rows() == 0 || self.free_slots.is_empty() {
                 break;
             }
             if self.hold_back(key) {
@@ -220,31 +220,23 @@ impl Scheduler {
     /// Whether to leave a request waiting because another one computes a prefix of it right now,
     /// which it can then hit (`serving.md` a.5).
     fn hold_back(&mut self, key: Key) -> bool {
-        let request = self.requests.live(key);
-        if request.waiting.holds >= MAX_HOLDS || !self.config.uses_tree() {
-            return false;
-        }
-        let shared = self
-            .fresh
-            .iter()
-            .filter_map(|other| self.requests.get(*other))
-            .map(|other| shared_len(request, other))
-            .max()
-            .unwrap_or(0);
-        let later_hit = usable_hit(shared, request.len(), &self.config);
-        if later_hit == 0 {
+        let holds = self.requests.live(key).waiting.holds;
+        if self.fresh.is_empty() || holds >= MAX_HOLDS || !self.config.uses_tree() {
             return false;
         }
         self.refresh_match(key);
-        let request = self.requests.live_mut(key);
-        let hit = request
-            .waiting
-            .matched
-            .as_ref()
-            .map_or(0, |(_, found)| found.cached_len);
-        if later_hit <= hit {
+        let request = self.requests.live(key);
+        let matched = request.waiting.matched.as_ref();
+        let hit = matched.map_or(0, |(_, found)| found.cached_len);
+        let config = &self.config;
+        let gains = self.fresh.iter().any(|other| {
+            let shared = shared_len(request, self.requests.live(*other), config.page_size);
+            usable_hit(shared, request.len(), config) > hit
+        });
+        if !gains {
             return false;
         }
+        let request = self.requests.live_mut(key);
         request.waiting.holds += 1;
         self.counters.held_back += 1;
         true
@@ -295,16 +287,13 @@ fn start_admission(
     };
 }
 
-/// Tokens that `request` can take from `other` once `other` has computed its prompt.
-fn shared_len(request: &Request, other: &Request) -> u32 {
+/// Tokens in whole pages that `request` can take from `other` once that has computed its prompt.
+fn shared_len(request: &Request, other: &Request, page_size: u32) -> u32 {
     if request.spec.namespace != other.spec.namespace {
         return 0;
     }
-    let theirs = &other.tokens[..other.prefill_len as usize];
-    let shared = request
-        .tokens
-        .iter()
-        .zip(theirs)
-        .take_while(|(a, b)| a == b);
-    crate::request::len_u32(shared.count())
+    let ours = request.tokens.chunks_exact(page_size as usize);
+    let theirs = other.tokens[..other.prefill_len as usize].chunks_exact(page_size as usize);
+    let shared = ours.zip(theirs).take_while(|(a, b)| a == b).count();
+    crate::request::len_u32(shared) * page_size
 }

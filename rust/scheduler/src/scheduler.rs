@@ -304,27 +304,26 @@ impl Scheduler {
     fn build(&mut self, keys: &mut Vec<Key>) -> Result<()> {
         keys.clear();
         let has_prompts = self.carried.is_some() || !self.waiting.is_empty();
-        if has_prompts && (self.decodes_due == 0 || self.running.is_empty()) {
+        let prompts_first = has_prompts && (self.decodes_due == 0 || self.running.is_empty());
+        if prompts_first {
             if self.config.mixed_chunk {
                 self.prepare_decode(keys)?;
             }
             self.push_prompts(keys.len())?;
-            if !self.record.rows.is_empty() {
-                self.plan.phase = Phase::Prefill;
-                self.push_decode_rows(keys);
-                return Ok(());
+        }
+        if self.record.rows.is_empty() && keys.is_empty() {
+            self.prepare_decode(keys)?;
+            if keys.is_empty() && has_prompts && !prompts_first {
+                // Decode rows were due but none can run now: prompts need not wait for them.
+                self.push_prompts(0)?;
             }
         }
-        if keys.is_empty() {
-            self.prepare_decode(keys)?;
-        }
-        if keys.is_empty() && has_prompts {
-            // Decode rows were due but all lack pages: prompts need not wait for them.
-            self.push_prompts(0)?;
-            self.plan.phase = Phase::Prefill;
-            return Ok(());
-        }
-        self.plan.phase = Phase::Decode;
+        let has_prompt_rows = !self.record.rows.is_empty();
+        self.plan.phase = if has_prompt_rows {
+            Phase::Prefill
+        } else {
+            Phase::Decode
+        };
         self.push_decode_rows(keys);
         Ok(())
     }

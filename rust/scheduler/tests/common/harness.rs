@@ -1,0 +1,323 @@
+//! Drives a scheduler against the fake device and checks the invariants on the way.
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use dsserve_scheduler::{
+    FinishCode, Phase, RequestSpec, Scheduler, SchedulerConfig, StepOutputs, StepPlan, STATUS_NAN,
+    STATUS_OK,
+};
+
+use super::device::{Device, Touched};
+use super::oracle::run_alone;
+
+struct Launched {
+    step_id: u64,
+    request_ids: Vec<u64>,
+    results: Vec<i32>,
+    touched: Touched,
+}
+
+/// What a request must do and has done so far.
+pub struct Expected {
+    pub spec: RequestSpec,
+    pub outputs: Vec<u32>,
+    pub code: FinishCode,
+    pub seen: Vec<u32>,
+    pub ended: Option<FinishCode>,
+    pub cached_len: u32,
+    /// Ended from outside (abort, stop string, NaN): only a prefix of the output is due.
+    pub is_cut: bool,
+}
+
+pub struct Harness {
+    pub scheduler: Scheduler,
+    pub requests: HashMap<u64, Expected>,
+    /// Prompt chunks of each request as (start, end, replay rows), over all admissions.
+    pub chunks: HashMap<u64, Vec<(i32, i32, i32)>>,
+    /// A digest of every plan, to compare runs.
+    pub plans: Vec<StepPlan>,
+    device: Device,
+    truth: HashMap<u64, Vec<u32>>,
+    launched: VecDeque<Launched>,
+    nan_due: HashSet<u64>,
+    open_prompts: HashSet<u64>,
+}
+
+impl Harness {
+    pub fn new(config: SchedulerConfig) -> Self {
+        let scheduler = Scheduler::new(config.clone()).unwrap();
+        let capacity = scheduler.plan_capacity();
+        Self {
+            device: Device::new(&config, capacity.columns),
+            scheduler,
+            requests: HashMap::new(),
+            chunks: HashMap::new(),
+            plans: Vec::new(),
+            truth: HashMap::new(),
+            launched: VecDeque::new(),
+            nan_due: HashSet::new(),
+            open_prompts: HashSet::new(),
+        }
+    }
+
+    /// Submits a request; true if it was accepted.
+    pub fn submit(&mut self, spec: RequestSpec) -> bool {
+        let rejections = self.scheduler.submit(vec![spec.clone()]);
+        if !rejections.is_empty() {
+            return false;
+        }
+        let (outputs, code) = run_alone(&spec);
+        let mut truth = spec.token_ids.clone();
+        truth.extend(&outputs);
+        // A request runs one row past a stop that the CPU has not seen yet.
+        let mut longer = spec.clone();
+        longer.max_new_tokens = u32::try_from(outputs.len()).unwrap() + 4;
+        longer.ignore_eos = true;
+        longer.stop_token_ids.clear();
+        truth.truncate(spec.token_ids.len());
+        truth.extend(run_alone(&longer).0);
+        self.truth.insert(spec.request_id, truth);
+        let expected = Expected {
+            outputs,
+            code,
+            seen: Vec::new(),
+            ended: None,
+            cached_len: 0,
+            is_cut: false,
+            spec,
+        };
+        self.requests.insert(expected.spec.request_id, expected);
+        self.check();
+        true
+    }
+
+    /// Plans and launches a step; false if there was none.
+    pub fn launch(&mut self) -> bool {
+        let is_idle = self.scheduler.steps_in_flight() == 0 && self.scheduler.has_work();
+        let Some(plan) = self.scheduler.next_plan(0).unwrap().cloned() else {
+            self.check();
+            // S8: with nothing in flight there is nothing to wait for.
+            assert!(!is_idle, "S8: work is left and no step is planned");
+            return false;
+        };
+        self.check_plan(&plan);
+        let (results, touched) = self.device.run(&plan, &self.truth);
+        self.check_hazards(&touched);
+        self.launched.push_back(Launched {
+            step_id: plan.step_id,
+            request_ids: plan.request_id.clone(),
+            results,
+            touched,
+        });
+        self.plans.push(plan);
+        self.check();
+        true
+    }
+
+    /// Applies the oldest step; false if none is in flight.
+    pub fn apply(&mut self) -> bool {
+        let Some(step) = self.launched.pop_front() else {
+            return false;
+        };
+        let status: Vec<u8> = (step.request_ids.iter().zip(&step.results))
+            .map(|(id, result)| {
+                let is_nan = *result >= 0 && self.nan_due.remove(id);
+                if is_nan {
+                    STATUS_NAN
+                } else {
+                    STATUS_OK
+                }
+            })
+            .collect();
+        let outputs = self.scheduler.apply(step.step_id, &step.results, &status, 0);
+        self.take(&outputs.unwrap());
+        self.check();
+        true
+    }
+
+    /// Plans ahead by up to `depth` steps, then applies one. False when nothing is left to do.
+    pub fn step(&mut self, depth: usize) -> bool {
+        while self.launched.len() < depth && self.launch() {}
+        self.apply()
+    }
+
+    pub fn drain(&mut self, depth: usize) {
+        let mut steps = 0;
+        while self.scheduler.has_work() {
+            self.step(depth);
+            steps += 1;
+            assert!(steps < 20_000, "S8: requests never end");
+        }
+    }
+
+    pub fn abort(&mut self, request_id: u64) {
+        self.cut(request_id);
+        self.scheduler.abort(&[request_id]).unwrap();
+        self.take_outputs();
+        self.check();
+    }
+
+    pub fn finish(&mut self, request_id: u64, kept: u32) {
+        self.cut(request_id);
+        self.scheduler.finish(request_id, kept).unwrap();
+        self.take_outputs();
+        self.check();
+    }
+
+    /// The next sampled row of the request brings NaN.
+    pub fn poison(&mut self, request_id: u64) {
+        self.cut(request_id);
+        self.nan_due.insert(request_id);
+    }
+
+    /// Ids of requests that have not ended, ascending.
+    pub fn live(&self) -> Vec<u64> {
+        let live = self.requests.values().filter(|r| r.ended.is_none());
+        let mut ids: Vec<u64> = live.map(|r| r.spec.request_id).collect();
+        ids.sort_unstable();
+        ids
+    }
+
+    /// After the drain: every request ended as expected, pools are back, flush empties all.
+    pub fn check_end(&mut self) {
+        for (id, request) in &self.requests {
+            let code = request.ended.expect("S9: every request ends");
+            let limit = request.seen.len();
+            assert_eq!(request.seen, request.outputs[..limit], "S5: request {id}");
+            if request.is_cut {
+                continue;
+            }
+            assert_eq!(request.seen, request.outputs, "S5: request {id}");
+            assert_eq!(code, request.code, "request {id}");
+        }
+        for pool in self.scheduler.pool_table() {
+            assert_eq!(pool.available(), pool.capacity, "S15: {pool:?}");
+        }
+        self.scheduler.flush().unwrap();
+        for pool in self.scheduler.pool_table() {
+            assert_eq!(pool.free, pool.capacity, "S15: {pool:?}");
+        }
+        assert_eq!(self.scheduler.stats().counters.illegal_moves, 0);
+    }
+
+    fn cut(&mut self, request_id: u64) {
+        if let Some(request) = self.requests.get_mut(&request_id) {
+            request.is_cut |= request.ended.is_none();
+        }
+    }
+
+    fn take_outputs(&mut self) {
+        let outputs = self.scheduler.take_outputs();
+        self.take(&outputs);
+    }
+
+    fn take(&mut self, outputs: &StepOutputs) {
+        for index in 0..outputs.len() {
+            let request = self.requests.get_mut(&outputs.request_ids[index]).unwrap();
+            assert_eq!(request.ended, None, "S9: nothing comes after the end");
+            let (first, end) = (outputs.token_offsets[index], outputs.token_offsets[index + 1]);
+            request.seen.extend(&outputs.token_ids[first as usize..end as usize]);
+            let code = outputs.finish_codes[index];
+            let output_len = outputs.output_lens[index] as usize;
+            if code == FinishCode::StopString {
+                assert!(output_len <= request.seen.len());
+                request.seen.truncate(output_len);
+            }
+            assert_eq!(output_len, request.seen.len(), "S10");
+            assert!(output_len <= request.spec.max_new_tokens as usize, "S10");
+            let prompt_len = request.spec.token_ids.len();
+            assert_eq!(outputs.prompt_lens[index] as usize, prompt_len);
+            request.cached_len = outputs.cached_lens[index];
+            if code != FinishCode::None {
+                request.ended = Some(code);
+                self.nan_due.remove(&request.spec.request_id);
+                self.open_prompts.remove(&request.spec.request_id);
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        self.take_outputs();
+        self.scheduler.check_invariants().unwrap();
+    }
+
+    /// S3: what a step writes is read by no other request of a step in flight.
+    fn check_hazards(&self, touched: &Touched) {
+        let in_flight = self.launched.iter().map(|step| &step.touched);
+        for step in in_flight.chain([touched]) {
+            for (writer, pages) in &touched.written {
+                let readers = step.readable.iter().filter(|(id, _)| *id != writer);
+                for (reader, readable) in readers {
+                    let shared: Vec<_> = readable.intersection(pages).collect();
+                    assert!(shared.is_empty(), "S3: {writer} writes {shared:?} of {reader}");
+                }
+            }
+        }
+    }
+
+    /// S7: rows, chunk ends, replay and tail rows.
+    fn check_plan(&mut self, plan: &StepPlan) {
+        let config = self.scheduler.config().clone();
+        let capacity = self.scheduler.plan_capacity();
+        assert!(plan.positions.len() <= capacity.rows as usize);
+        assert!(plan.request_id.len() <= capacity.requests as usize);
+        assert!(plan.page_deltas.len() <= capacity.deltas as usize);
+        assert!(plan.released_slots.len() < capacity.slots as usize);
+        let slots: HashSet<i32> = plan.request_slot.iter().copied().collect();
+        assert_eq!(slots.len(), plan.request_slot.len(), "a slot is in a step once");
+        if plan.phase == Phase::Prefill && config.chunked_prefill_size > 0 {
+            assert!(plan.positions.len() as i64 <= config.chunked_prefill_size, "S7");
+        }
+        for request in 0..plan.request_id.len() {
+            let is_decode = plan.history_ids[request] == [-2; 3];
+            if is_decode {
+                assert_eq!(plan.cu_seqlens[request + 1] - plan.cu_seqlens[request], 1);
+                assert_eq!((plan.tail_len[request], plan.samples[request]), (1, 1));
+                assert_eq!(plan.replay_len[request], 0);
+                assert!(plan.phase == Phase::Decode || config.mixed_chunk);
+            } else {
+                assert_eq!(plan.phase, Phase::Prefill);
+                self.check_chunk(plan, request, &config);
+            }
+        }
+        assert!(self.open_prompts.len() <= 1, "one partly planned prompt at most");
+    }
+
+    fn check_chunk(&mut self, plan: &StepPlan, request: usize, config: &SchedulerConfig) {
+        let id = plan.request_id[request];
+        let rows = plan.cu_seqlens[request + 1] - plan.cu_seqlens[request];
+        let start = plan.start_position[request];
+        let end = start + rows;
+        let (hit, replay) = (plan.cached_len[request], plan.replay_len[request]);
+        let (window, page) = (config.window.cast_signed(), config.page_size.cast_signed());
+        let is_last = plan.samples[request] == 1;
+        assert_eq!(hit % page, 0);
+        assert!(hit == 0 || hit > window, "a hit of a window or less is refused");
+        let floor = plan.window_floor[request];
+        assert_eq!(floor, if hit > 0 { hit - window } else { 0 });
+        assert_eq!(plan.write_floor[request], hit);
+        let is_first = !self.open_prompts.contains(&id);
+        assert_eq!(replay, if is_first && hit > 0 { window } else { 0 });
+        if is_first {
+            assert_eq!(start, hit - replay);
+            self.open_prompts.insert(id);
+        }
+        self.chunks.entry(id).or_default().push((start, end, replay));
+        let cuts_tail = config.decoder_replay && !self.requests[&id].spec.whole_extend;
+        if is_last {
+            self.open_prompts.remove(&id);
+            let prompt_len = i32::try_from(self.requests[&id].spec.token_ids.len()).unwrap();
+            assert!(end >= prompt_len, "the prompt is complete");
+            assert!(rows - replay >= window.min(end - hit), "S7: last chunk of a window at least");
+            let tail = if cuts_tail { window.min(rows) } else { rows };
+            assert_eq!(plan.tail_len[request], tail);
+        } else {
+            assert_eq!(end % page, 0, "S7: open chunks end at a page");
+            assert_eq!(plan.tail_len[request], if cuts_tail { 0 } else { rows });
+        }
+        if !cuts_tail {
+            assert_eq!(plan.tail_floor[request], floor);
+        } else if is_last {
+            assert_eq!(plan.tail_floor[request], floor.max(end - window));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Random interleavings of everything a scheduler is asked, against the fake device and an oracle.
+mod common;
+
+use common::harness::Harness;
+use dsserve_scheduler::{Namespace, Policy, RequestSpec, SchedulerConfig};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+enum Op {
+    Submit(RequestSpec),
+    /// Plan ahead by so many steps (0 = plain loop), apply one.
+    Step(usize),
+    Launch,
+    Apply,
+    Abort(usize),
+    Finish(usize, u32),
+    Poison(usize),
+    Flush,
+}
+
+prop_compose! {
+    fn any_spec()(
+        family in 0_u32..3,
+        len in 1_u32..90,
+        own_tail in 0_u32..3,
+        max_new_tokens in prop_oneof![Just(0_u32), 1_u32..6, 1_u32..60],
+        min_new_tokens in 0_u32..6,
+        ignore_eos: bool,
+        stop in proptest::option::weighted(0.3, 1_u32..common::VOCAB),
+        salt in proptest::option::weighted(0.1, Just(String::new())),
+        whole_extend in proptest::bool::weighted(0.1),
+    ) -> RequestSpec {
+        let mut token_ids = common::prompt(family, len);
+        token_ids.extend(common::prompt(7 + own_tail, own_tail));
+        RequestSpec {
+            min_new_tokens,
+            ignore_eos,
+            stop_token_ids: stop.into_iter().collect(),
+            namespace: Namespace { cache_salt: salt, ..Namespace::default() },
+            whole_extend,
+            ..common::spec(0, token_ids, max_new_tokens)
+        }
+    }
+}
+
+prop_compose! {
+    fn any_config()(
+        (page_size, window, chunk_pages) in prop_oneof![
+            Just((4_u32, 8_u32, 0_u32)),
+            Just((4, 8, 3)),
+            Just((8, 8, 1)),
+            Just((8, 4, 0)),
+            Just((2, 12, 2)),
+            Just((16, 16, 0)),
+        ],
+        chunked in proptest::bool::weighted(0.9),
+        pool_tokens in 90_u32..500,
+        max_running_requests in 1_u32..7,
+        (encoder_replay, decoder_replay, radix_cache) in prop_oneof![
+            4 => Just((true, true, true)),
+            1 => any::<(bool, bool, bool)>(),
+        ],
+        lpm: bool,
+        mixed_chunk: bool,
+        prefill_decode_interval in 0_u32..3,
+        conservativeness in prop_oneof![Just(0.1), Just(1.0), Just(2.0)],
+        max_prefill_tokens in 1_u32..80,
+    ) -> SchedulerConfig {
+        let mixed_rows = if mixed_chunk { max_running_requests } else { 0 };
+        let chunk = window + page_size * (1 + chunk_pages) + mixed_rows;
+        SchedulerConfig {
+            page_size,
+            window,
+            num_pages: pool_tokens / page_size,
+            max_running_requests,
+            chunked_prefill_size: if chunked { i64::from(chunk) } else { -1 },
+            max_prefill_tokens,
+            encoder_replay,
+            decoder_replay,
+            radix_cache,
+            policy: if lpm { Policy::Lpm } else { Policy::Fcfs },
+            mixed_chunk,
+            prefill_decode_interval,
+            conservativeness,
+            ..common::config()
+        }
+    }
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => any_spec().prop_map(Op::Submit),
+        12 => (0_usize..=2).prop_map(Op::Step),
+        2 => Just(Op::Launch),
+        2 => Just(Op::Apply),
+        1 => any::<usize>().prop_map(Op::Abort),
+        1 => (any::<usize>(), 0_u32..20).prop_map(|(which, kept)| Op::Finish(which, kept)),
+        1 => any::<usize>().prop_map(Op::Poison),
+        1 => Just(Op::Flush),
+    ]
+}
+
+fn run(config: &SchedulerConfig, ops: &[Op], drain_depth: usize) -> Harness {
+    let mut harness = Harness::new(config.clone());
+    let mut next_id = 1;
+    for op in ops {
+        let live = harness.live();
+        let pick = |which: usize| live.get(which % live.len().max(1)).copied().unwrap_or(0);
+        match op {
+            Op::Submit(spec) => {
+                let mut spec = spec.clone();
+                spec.request_id = next_id;
+                next_id += 1;
+                harness.submit(spec);
+            }
+            Op::Step(depth) => {
+                harness.step((*depth).max(1));
+                if *depth == 0 {
+                    while harness.apply() {}
+                }
+            }
+            Op::Launch if harness.scheduler.steps_in_flight() < 2 => {
+                harness.launch();
+            }
+            Op::Launch | Op::Apply => {
+                harness.apply();
+            }
+            Op::Abort(which) => harness.abort(pick(*which)),
+            Op::Finish(which, kept) => harness.finish(pick(*which), *kept),
+            Op::Poison(which) => harness.poison(pick(*which)),
+            Op::Flush => {
+                let _ = harness.scheduler.flush();
+            }
+        }
+    }
+    harness.drain(drain_depth);
+    harness.check_end();
+    harness
+}
+
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(cases()))]
+
+    /// S1-S5, S7-S11, S15: the harness and the device check them at every operation.
+    #[test]
+    fn invariants_hold_under_any_interleaving(
+        config in any_config(),
+        ops in proptest::collection::vec(any_op(), 1..120),
+        drain_depth in 1_usize..=2,
+    ) {
+        run(&config, &ops, drain_depth);
+    }
+
+    #[test]
+    fn equal_calls_give_equal_plans(
+        config in any_config(),
+        ops in proptest::collection::vec(any_op(), 1..60),
+    ) {
+        let first = run(&config, &ops, 2);
+        let second = run(&config, &ops, 2);
+        prop_assert!(first.plans == second.plans);
+    }
+}
+
+/// The random runs above must reach what they are meant to test.
+#[test]
+fn random_runs_reach_every_mechanism() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    let mut runner = TestRunner::deterministic();
+    let strategy = (any_config(), proptest::collection::vec(any_op(), 60..120));
+    let mut reached = [0_u64; 9];
+    for _ in 0..200 {
+        let (config, ops) = strategy.new_tree(&mut runner).unwrap().current();
+        let harness = run(&config, &ops, 2);
+        let counters = harness.scheduler.stats().counters;
+        let chunks = harness.chunks.values().flatten();
+        let replay_only = chunks.filter(|(start, end, replay)| *replay > 0 && end - start == *replay);
+        let here = [
+            counters.retracted,
+            counters.stalled_rows,
+            counters.held_back,
+            counters.evicted_pages,
+            counters.cached_tokens,
+            counters.encoder_replay_rows,
+            counters.finished[1],
+            counters.finished[5],
+            replay_only.count() as u64,
+        ];
+        for (sum, count) in reached.iter_mut().zip(here) {
+            *sum += count;
+        }
+    }
+    eprintln!("{reached:?}");
+    assert!(reached.iter().all(|count| *count > 0), "{reached:?}");
+}
