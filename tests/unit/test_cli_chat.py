@@ -7,11 +7,12 @@ import json
 
 import httpx
 import pytest
+from rich.console import Console
+
 from dsserve.cli import chat
 from dsserve.cli.chat import Session, answer, run_slash_command
 from dsserve.cli.chat_client import ChatClient, ChatFailed
 from dsserve.cli.main import main
-from rich.console import Console
 
 DONE = "data: [DONE]\n\n"
 

@@ -6,11 +6,15 @@ import json
 import re
 import sys
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
+
 from dsserve.cli import default_model
 from dsserve.cli.main import main
-from dsserve.config.server import ServerConfig
+
+if TYPE_CHECKING:
+    from dsserve.config.server import ServerConfig
 
 # The geometry of the released V4.1 attention (model.md, sections 10 and 11) with few layers' worth of tables.
 CONFIG = {

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from dsserve.cli import debug
 from dsserve.cli.main import COMMANDS, PLANNED, main
 from dsserve.config.flag import Kind

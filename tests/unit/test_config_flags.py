@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+
 from dsserve.config.flag import CURRENT_MILESTONE, Kind
 from dsserve.config.server import FLAG_GROUPS, ServerConfig, all_flags, spellings
 from dsserve.config.values import format_size, read_size

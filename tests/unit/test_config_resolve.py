@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+
 from dsserve.config.resolve import default_page_size, resolve
 from dsserve.config.server import ServerConfig
 from dsserve.errors import ConfigError

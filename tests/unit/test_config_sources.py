@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from dsserve.config.server import all_flags
 from dsserve.config.sources import load_config
 from dsserve.errors import ConfigError
