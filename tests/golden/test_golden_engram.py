@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+
 from dsserve.config.model import load_model_config
 from dsserve.engram.hashing import (
     build_engram_constants,
@@ -14,7 +16,6 @@ from dsserve.engram.hashing import (
     lookback_ids,
     sequence_rows,
 )
-from safetensors import safe_open
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from dsserve.config.model import ModelConfig, model_config_from_dict
 from dsserve.engram.hashing import (
     EngramConstants,
+    build_engram_constants,
     build_token_map,
     engram_multipliers,
     engram_offsets,
@@ -19,7 +24,7 @@ from dsserve.engram.hashing import (
     sequence_rows,
 )
 from dsserve.errors import ConfigError
-from tokenizers import Tokenizer, decoders, models
+from dsserve.models.presets import preset_config
 
 RELEASED_VOCAB = 129280
 RELEASED_KEYS = 99092
@@ -109,6 +114,36 @@ def test_released_rows(released_map: np.ndarray) -> None:
     rows = sequence_rows(constants, [0, 19923, 2058, 30000, 30001])[:, :, [0, 7, 8, 16, 23]]
     assert rows[:, 0].tolist() == ROWS[1]
     assert rows[:, 1].tolist() == ROWS[14]
+
+
+def tiny_config(**changes: Any) -> ModelConfig:
+    raw = preset_config("tiny", image_token_id=9, noise_token_id=8, compressed_vocab_size=7)
+    return model_config_from_dict(raw).replace(**changes)
+
+
+def small_map(num_ids: int = 2048, num_keys: int = 7) -> np.ndarray:
+    return (np.arange(num_ids) % num_keys).astype(np.int32)
+
+
+def test_constants_need_the_tokenizer_of_the_checkpoint() -> None:
+    build_engram_constants(tiny_config(), small_map())
+    with pytest.raises(ConfigError, match="6 compressed ids, engram_compressed_vocab_size is 7"):
+        build_engram_constants(tiny_config(), small_map(num_keys=6))
+    with pytest.raises(ConfigError, match="2047 entries, vocab_size is 2048"):
+        build_engram_constants(tiny_config(), small_map(num_ids=2047))
+
+
+def test_constants_need_tables_of_the_right_size() -> None:
+    with pytest.raises(ConfigError, match=r"layer 2 is 6333, .* add up to 6332"):
+        build_engram_constants(tiny_config(engram_num_embeddings=(6126, 6333)), small_map())
+
+
+def test_model_without_engram_has_empty_constants() -> None:
+    config = tiny_config(engram_layer_ids=(), engram_num_embeddings=())
+    constants = build_engram_constants(config, small_map(num_keys=3))
+    assert constants.multipliers.shape == (0, 4)
+    assert constants.offsets.shape == (0, 6)
+    assert sequence_rows(constants, [1, 2, 3]).shape == (3, 0, 6)
 
 
 def test_lookback_stops_at_the_start() -> None:

@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +20,8 @@ from deepseek_recipe import (
     UserMessage,
 )
 from deepseek_recipe import Tokenizer as RecipeTokenizer
+from tokenizers import Tokenizer
+
 from dsserve.config.model import load_model_config
 from dsserve.debug import make_tiny as module
 from dsserve.debug.make_tiny import main, make_tiny
@@ -30,10 +32,6 @@ from dsserve.models.deepseek_v4.random_weights import draw_values
 from dsserve.models.deepseek_v4.weight_codes import decode_fp4, decode_fp8
 from dsserve.models.deepseek_v4.weights import load_checkpoint
 from dsserve.models.presets import PRESET_NAMES
-from tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILES = {
     "config.json",
@@ -127,6 +125,26 @@ def test_failure_leaves_nothing_and_keeps_the_old_directory(
 
     monkeypatch.setattr(module, "write_safetensors", full)
     with pytest.raises(ConfigError, match="No space left"):
+        make_tiny(out, preset="golden-g", force=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert (out / "old.txt").read_text() == "old"
+
+
+def test_old_directory_is_back_if_the_new_one_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old.txt").write_text("old")
+    rename = Path.rename
+
+    def refuse_new(path: Path, target: Path) -> Path:
+        if path.suffix == ".tmp":
+            raise OSError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+    with pytest.raises(ConfigError, match="Permission denied"):
         make_tiny(out, preset="golden-g", force=True)
     assert [file.name for file in tmp_path.iterdir()] == ["out"]
     assert (out / "old.txt").read_text() == "old"

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+
 from dsserve.errors import ConfigError
 from dsserve.models.deepseek_v4.weight_codes import (
     E2M1_VALUES,
@@ -15,9 +19,6 @@ from dsserve.models.deepseek_v4.weight_codes import (
     encode_fp4,
     encode_fp8,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors import safe_open
 
 BLOCKS = Path(__file__).resolve().parents[1] / "golden/data/v41-tiny-a/blocks.safetensors"
 

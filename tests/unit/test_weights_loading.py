@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from dsserve.config.model import ModelConfig, load_model_config
 from dsserve.debug.make_tiny import make_tiny
 from dsserve.errors import CheckpointError, ConfigError
@@ -19,7 +21,6 @@ from dsserve.models.deepseek_v4.weights import (
     load_weights,
     random_weights,
 )
-from safetensors.torch import load_file
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -169,7 +169,7 @@ def engram_primes(
 
 def engram_offsets(primes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return [layers, columns] int64: first table row of each column, n-gram length major."""
-    columns = primes.reshape(len(primes), -1)
+    columns = primes.reshape(primes.shape[0], primes.shape[1] * primes.shape[2])
     return np.cumsum(columns, axis=1) - columns
 
 
@@ -235,13 +235,15 @@ def sequence_rows(
         pad_compressed_id=constants.pad_compressed_id,
         is_image=is_image,
     )
-    layers = [
-        hash_rows(lookback, multipliers=multipliers, primes=primes, offsets=offsets)
-        for multipliers, primes, offsets in zip(
-            constants.multipliers, constants.primes, constants.offsets, strict=True
+    rows = np.empty((len(lookback), *constants.offsets.shape), dtype=np.int64)
+    for layer in range(len(constants.offsets)):
+        rows[:, layer] = hash_rows(
+            lookback,
+            multipliers=constants.multipliers[layer],
+            primes=constants.primes[layer],
+            offsets=constants.offsets[layer],
         )
-    ]
-    return np.stack(layers, axis=1)
+    return rows
 
 
 def _normalizer() -> Any:
