@@ -255,3 +255,81 @@ class StreamDecoder:
         """Forget a stream; False if there was none."""
 
     def __len__(self) -> int: ...
+
+class CacheError(Exception):
+    """A wrong call of the radix cache, or an invariant that does not hold."""
+
+@final
+class CacheNode:
+    """A cached prefix; stale once it was evicted."""
+
+@final
+class CacheNamespace:
+    """What must agree besides the tokens; the empty string differs from `None`."""
+
+    def __new__(
+        cls,
+        *,
+        model_generation: int = 0,
+        extra_key: str | None = None,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+    ) -> CacheNamespace: ...
+
+@final
+class RadixCache:
+    """The radix tree with its FULL page pool. Tokens and pages are contiguous uint32 arrays."""
+
+    def __new__(cls, *, page_size: int, num_pages: int, enabled: bool = True) -> RadixCache: ...
+    def match_prefix(
+        self, namespace: CacheNamespace, tokens: NDArray[np.uint32]
+    ) -> tuple[int, CacheNode, NDArray[np.uint32]]:
+        """Returns `(cached_len, node, pages)` of the longest cached prefix."""
+
+    def match_dry_run(self, namespace: CacheNamespace, tokens: NDArray[np.uint32]) -> int:
+        """Returns the `cached_len` of a match without marking anything as used."""
+
+    def insert(
+        self,
+        namespace: CacheNamespace,
+        tokens: NDArray[np.uint32],
+        pages: NDArray[np.uint32],
+        *,
+        start: CacheNode | None = None,
+    ) -> tuple[CacheNode, int, list[tuple[int, int, int]]]:
+        """Returns `(node, reused_len, replaced)`; `replaced` has `(page_index, own, tree)` each."""
+
+    def lock(self, node: CacheNode) -> int:
+        """Locks a prefix; returns the number of the receipt."""
+
+    def unlock(self, receipt: int) -> None:
+        """Gives a receipt back, once."""
+
+    def allocate(self, count: int) -> NDArray[np.uint32] | None:
+        """Returns `count` free pages, or `None` if there are fewer."""
+
+    def free(self, pages: NDArray[np.uint32]) -> None:
+        """Takes held pages back."""
+
+    def evict(self, count: int) -> int:
+        """Evicts at least `count` pages if it can; returns how many."""
+
+    def flush(self) -> int:
+        """Empties the tree; returns the pages freed. Raises while anything is locked."""
+
+    def check_invariants(self) -> None:
+        """Recounts everything; raises if something differs."""
+
+    def page_hashes(self, namespace: CacheNamespace, tokens: NDArray[np.uint32]) -> list[bytes]:
+        """Returns the chained SHA-256 of each whole page."""
+
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def num_free(self) -> int: ...
+    @property
+    def num_evictable(self) -> int: ...
+    @property
+    def num_locked(self) -> int: ...
+    @property
+    def num_held(self) -> int: ...

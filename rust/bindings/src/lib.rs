@@ -3,6 +3,7 @@ use pyo3::prelude::*;
 
 mod buffers;
 mod errors;
+mod radix_cache;
 mod scheduler;
 mod tokenizer;
 
@@ -10,6 +11,8 @@ mod tokenizer;
 mod _native {
     #[pymodule_export]
     use super::errors::{InvariantError, SchedulerError};
+    #[pymodule_export]
+    use super::radix_cache::{CacheError, CacheNamespace, CacheNode, RadixCache};
     #[pymodule_export]
     use super::scheduler::{Scheduler, StepOutputs, StepSummary};
     #[pymodule_export]
