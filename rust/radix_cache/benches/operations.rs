@@ -89,12 +89,12 @@ fn bench_insert(criterion: &mut Criterion) {
 
 fn bench_evict(criterion: &mut Criterion) {
     let namespace = Namespace::default();
-    for page_size in [64_u32, 128] {
-        let pages_a_leaf = 512 / page_size;
+    for (page_size, pages_a_leaf) in [(64_u32, 1_u32), (64, 8), (128, 1), (128, 4)] {
+        let leaf_len = pages_a_leaf * page_size;
         let build = || {
             let mut cache = new_cache(page_size, 2000);
             for first in 0..2000 / pages_a_leaf {
-                let tokens: Vec<u32> = (first..first + 512).map(|id| id * 3).collect();
+                let tokens: Vec<u32> = (first..first + leaf_len).map(|id| id * 3).collect();
                 let mut pages = Vec::new();
                 assert!(cache.allocate(pages_a_leaf, &mut pages));
                 let inserted = cache.insert(&namespace, &tokens, &pages);
@@ -102,7 +102,8 @@ fn bench_evict(criterion: &mut Criterion) {
             }
             cache
         };
-        criterion.bench_function(&format!("evict 1000 pages, page {page_size}"), |bencher| {
+        let name = format!("evict 1000 pages, page {page_size}, {pages_a_leaf} a leaf");
+        criterion.bench_function(&name, |bencher| {
             bencher.iter_batched(
                 build,
                 |mut cache| {
