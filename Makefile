@@ -26,7 +26,8 @@ chat: build ## Talk to a running server in the terminal
 
 test: test-rust test-py ## Run all default tests (Rust and Python)
 
-test-rust: $(INSTALLED) ## Run the tests of the Rust crates
+test-rust: ## Run the tests of the Rust crates
+	@tools/preflight.sh >/dev/null
 	cargo test --workspace --exclude dsserve-bindings --locked
 
 test-py: build ## Run the default Python tests; flags: make test-py ARGS="-k radix"
@@ -54,7 +55,7 @@ fmt: build ## Format Rust and Python code
 bench: build ## Measure speed; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(INSTALLED) ## Build the reference of the Rust crates (target/doc)
+docs: ## Build the reference of the Rust crates (target/doc)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
 
 wheel: build ## Build a wheel with both packages into dist/
@@ -73,5 +74,6 @@ $(INSTALLED): pyproject.toml tools/build_backend.py
 
 $(BUILT): $(INSTALLED) $(RUST_SOURCES)
 	@tools/preflight.sh >/dev/null
-	tools/dev_build.sh
+	@echo "Building the Rust extension"
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(BUILT)
