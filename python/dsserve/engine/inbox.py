@@ -15,7 +15,7 @@ from dsserve.protocol import engine as wire
 from dsserve.worker.base import AdmittedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,11 @@ class Inbox:
     Frames that are no valid message are logged and dropped; so is everything before a `Hello`.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._socket = socket
+        self._clock = clock
         self._is_greeted = False
 
     def wait(self, timeout_s: float) -> bool:
@@ -53,7 +56,7 @@ class Inbox:
             ProtocolMismatch: A `Hello` names another version.
         """
         messages: list[wire.ToEngine] = []
-        until_s = time.monotonic() + MAX_DRAIN_S
+        until_s = self._clock() + MAX_DRAIN_S
         for _ in range(MAX_MESSAGES):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -62,7 +65,7 @@ class Inbox:
             message = self._decode(frame)
             if message is not None:
                 messages.append(message)
-            if time.monotonic() > until_s:
+            if self._clock() > until_s:
                 break
         return messages
 

@@ -79,11 +79,13 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ids: Output ids to emit first; hashed ones follow.
         delays_us: Added to the time of the step that samples output token i.
         nan_at: The index of the output token whose logits are not numbers.
+        fault_at: The index of the output token at which the device fails, which ends the engine.
     """
 
     ids: list[int] = []
     delays_us: list[int] = []
     nan_at: int | None = None
+    fault_at: int | None = None
 
 
 class CustomParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

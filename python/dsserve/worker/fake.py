@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dsserve.config.model import ModelConfig, load_model_config
 from dsserve.config.server import ServerConfig
+from dsserve.errors import EngineFault
 from dsserve.protocol.engine import EngineConfig
 from dsserve.worker.base import (
     NUM_BUFFER_SETS,
@@ -32,6 +33,12 @@ from dsserve.worker.stream import Stream
 
 if TYPE_CHECKING:
     from dsserve.protocol.engine import Script
+
+
+class DeviceFault(EngineFault):
+    """What a CUDA error is to the real worker."""
+
+    default_code = "device_fault"
 
 
 class FakeWorker:
@@ -136,6 +143,8 @@ class FakeWorker:
                 token_ids[request] = script.ids[index]
             if index < len(script.delays_us):
                 delay_us = max(delay_us, script.delays_us[index])
+            if index == script.fault_at:
+                raise DeviceFault(f"{plan.describe(request)}: a fault asked for by its script")
             if index == script.nan_at:
                 status[request] = STATUS_NAN
         return delay_us * 1e-6

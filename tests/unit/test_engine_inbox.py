@@ -1,0 +1,104 @@
+import logging
+
+import msgspec
+import pytest
+
+from dsserve.engine.inbox import MAX_DRAIN_S, MAX_MESSAGES, Inbox, LiveRequests, ProtocolMismatch
+from dsserve.errors import InvalidRequest
+from dsserve.protocol import engine as wire
+from fakes import StubSocket
+
+HELLO = wire.encode(wire.Hello())
+ABORT = wire.encode(wire.Abort(all=True))
+
+
+def test_malformed_message_is_logged_and_dropped(caplog):
+    inbox = Inbox(StubSocket([HELLO, b"\xc1 nonsense", ABORT]), clock=lambda: 0.0)
+    with caplog.at_level(logging.ERROR):
+        assert inbox.drain() == [wire.Abort(all=True)]
+    assert "malformed" in caplog.text
+
+
+def test_message_before_hello_is_logged_and_dropped(caplog):
+    inbox = Inbox(StubSocket([ABORT, HELLO, ABORT]), clock=lambda: 0.0)
+    with caplog.at_level(logging.ERROR):
+        assert inbox.drain() == [wire.Abort(all=True)]
+    assert "before any hello" in caplog.text
+
+
+def test_hello_of_another_version_is_refused():
+    frame = wire.encode(wire.Hello(protocol_version=wire.PROTOCOL_VERSION + 1))
+    with pytest.raises(ProtocolMismatch, match="protocol version"):
+        Inbox(StubSocket([frame]), clock=lambda: 0.0).drain()
+
+
+def test_one_pass_takes_a_bounded_number_of_messages():
+    socket = StubSocket([HELLO, *[ABORT] * (2 * MAX_MESSAGES)])
+    assert len(Inbox(socket, clock=lambda: 0.0).drain()) == MAX_MESSAGES - 1
+    assert len(socket.frames) == MAX_MESSAGES + 1
+
+
+def test_one_pass_takes_a_bounded_time():
+    ticks = iter(range(100))
+    inbox = Inbox(StubSocket([HELLO, *[ABORT] * 10]), clock=lambda: next(ticks) * MAX_DRAIN_S / 4)
+    assert len(inbox.drain()) == 4
+
+
+def request(request_id=1, **fields):
+    values = {"token_ids": wire.pack_u32([5, 6]), "max_new_tokens": 9, **fields}
+    return wire.EngineRequest(request_id=request_id, **values)
+
+
+def test_worker_learns_a_request_once_also_if_it_is_resumed():
+    live = LiveRequests(has_scripts=True)
+    live.add(request(stop_token_ids=wire.pack_u32([8]), custom_params={"script": {"ids": [4]}}))
+    [admitted] = live.admit([1])
+    assert admitted.prompt_token_ids.tolist() == [5, 6]
+    assert admitted.stop_token_ids == (8,)
+    assert admitted.script == wire.Script(ids=[4])
+    assert live.admit([1]) == []
+    assert live.remove([1]) == [1]
+    assert len(live) == 0
+
+
+def test_request_that_ended_before_it_ran_is_unknown_to_the_worker():
+    live = LiveRequests(has_scripts=True)
+    live.add(request())
+    assert live.remove([1]) == []
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"scripts": {}},
+        {"script": {"ids": ["a"]}},
+        {"script": {"ids": [-1]}},
+        {"script": {"ids": [2**31]}},
+        {"script": {"logprobs": []}},
+    ],
+)
+def test_wrong_script_is_refused(params):
+    live = LiveRequests(has_scripts=True)
+    with pytest.raises(InvalidRequest, match="custom_params"):
+        live.add(request(custom_params=params))
+    assert len(live) == 0
+
+
+def test_wire_request_with_every_field_becomes_a_spec():
+    spec = LiveRequests(has_scripts=False).add(
+        request(min_new_tokens=2, ignore_eos=True, priority=-3, cache_salt="s", arrival_s=1.5)
+    )
+    assert spec == {
+        "request_id": 1,
+        "token_ids": wire.pack_u32([5, 6]),
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": b"",
+        "priority": -3,
+        "extra_key": None,
+        "cache_salt": "s",
+        "arrival_us": 1_500_000,
+        "whole_extend": False,
+    }
+    assert set(spec) <= {*msgspec.structs.asdict(request()), "arrival_us"}
