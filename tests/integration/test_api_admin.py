@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import ServerProcess
+    from api_server import ServerProcess
 
 COMPLETIONS = "/v1/completions"
 PROMPT = [10, 11, 12, 13]
@@ -81,8 +81,8 @@ def test_metrics_count_requests_and_tokens(idle_server: ServerProcess) -> None:
 
 def test_unknown_paths_do_not_make_new_series(idle_server: ServerProcess) -> None:
     for index in range(5):
-        idle_server.get(f"/v1/nothing-{index}")
-    assert "nothing" not in idle_server.get("/metrics").text
+        idle_server.get(f"/v1/xyzzy-{index}")
+    assert "xyzzy" not in idle_server.get("/metrics").text
 
 
 def test_flush_empties_the_cache_or_says_who_uses_it(idle_server: ServerProcess) -> None:
@@ -101,7 +101,9 @@ def test_flush_empties_the_cache_or_says_who_uses_it(idle_server: ServerProcess)
 
 
 def test_flush_while_busy_is_a_409(idle_server: ServerProcess) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    # Long enough for pages in the cache, which the running request then holds.
+    prompt = [20 + index % 50 for index in range(1000)]
+    body = {"prompt": prompt, "max_tokens": 3000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", idle_server.url + COMPLETIONS, json=body, timeout=60) as response:
         next(response.iter_lines())
         busy = idle_server.post("/flush_cache")

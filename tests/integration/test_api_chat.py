@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from sse_reader import whole_stream
 
+from api_streams import whole_stream
 from dsserve.worker.fake_model import fake_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from conftest import ServerProcess
+    from api_server import ServerProcess
 
 PATH = "/v1/chat/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "Hi"}]

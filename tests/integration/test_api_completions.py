@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from sse_reader import whole_stream
 
+from api_streams import whole_stream
 from dsserve.worker.fake_model import fake_output
 
 if TYPE_CHECKING:
-    from conftest import ServerProcess
+    from api_server import ServerProcess
 
 PATH = "/v1/completions"
 PROMPT = [10, 11, 12, 13, 14]

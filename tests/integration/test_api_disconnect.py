@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from conftest import num_held
+
+from api_server import num_held
 
 if TYPE_CHECKING:
-    from conftest import ServerProcess
+    from api_server import ServerProcess
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG = {"max_tokens": 4000, "ignore_eos": True}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from conftest import ServerProcess
+    from api_server import ServerProcess
 
 COMPLETIONS = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": [10, 11, 12], "max_tokens": 2000, "ignore_eos": True}

@@ -9,7 +9,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -40,6 +47,7 @@ class Metrics:
     """
 
     def __init__(self, *, model_name: str, role: str = "unified") -> None:
+        disable_created_metrics()  # a second series per counter that nobody reads
         self.registry = CollectorRegistry()
         self._constant = {"model_name": model_name, "dp_rank": "0", "role": role}
 
