@@ -150,6 +150,15 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came(monkeypatch):
     assert "(stopped)" in shown(terminal)
 
 
+def test_a_model_cannot_steer_the_terminal():
+    server = Server(event(reasoning_content="\x1b[2J", content="a\x1b]0;title\x07\tb\x9b\n") + DONE)
+    talk = session()
+    plain = Console(file=io.StringIO(), color_system=None, width=80)
+    answer(server.client(), talk, "hi", plain)
+    assert set("\x1b\x07\x9b").isdisjoint(shown(plain))
+    assert talk.messages[-1]["content"] == "a\x1b]0;title\x07\tb\x9b\n"
+
+
 @pytest.mark.parametrize(
     "url", ["http://server", "http://server/", "http://server/v1", "http://server/v1/"]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -186,12 +187,14 @@ def _show(deltas: Iterable[Delta], session: Session, console: Console) -> dict[s
     try:
         for delta in deltas:
             if delta.reasoning:
-                console.print(delta.reasoning, end="", markup=False, style="dim", soft_wrap=True)
+                console.print(
+                    _printable(delta.reasoning), end="", markup=False, style="dim", soft_wrap=True
+                )
                 reasoning.append(delta.reasoning)
             if delta.content:
                 if reasoning and not content:
                     console.print("\n")
-                console.print(delta.content, end="", markup=False, soft_wrap=True)
+                console.print(_printable(delta.content), end="", markup=False, soft_wrap=True)
                 content.append(delta.content)
             calls += delta.tool_calls
             finish_reason = delta.finish_reason or finish_reason
@@ -200,13 +203,18 @@ def _show(deltas: Iterable[Delta], session: Session, console: Console) -> dict[s
         finish_reason = "stopped"
     console.print()
     if calls:
-        console.print(f"tool calls: {''.join(calls)}", markup=False, style="cyan")
+        console.print(_printable(f"tool calls: {''.join(calls)}"), markup=False, style="cyan")
     if finish_reason not in ("stop", None):
         console.print(f"({finish_reason})", markup=False, style="dim")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(content)}
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
     return message
+
+
+def _printable(text: str) -> str:
+    """Take out control characters: a model must not be able to steer the terminal."""
+    return "".join(each for each in text if each in "\n\t" or unicodedata.category(each) != "Cc")
 
 
 def _usage_line(usage: dict[str, Any] | None) -> str:
