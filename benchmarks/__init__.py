@@ -1,0 +1,1 @@
+"""Measurements of the control plane and of the served path; `python -m benchmarks --list` names them."""
