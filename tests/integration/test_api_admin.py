@@ -105,7 +105,8 @@ def test_flush_while_busy_is_a_409(idle_server: ServerProcess) -> None:
     prompt = [20 + index % 50 for index in range(1000)]
     body = {"prompt": prompt, "max_tokens": 3000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", idle_server.url + COMPLETIONS, json=body, timeout=60) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a dropped iterator closes the connection
+        next(lines)
         busy = idle_server.post("/flush_cache")
     assert busy.status_code == 409
     assert busy.json()["error"]["code"] == "cache_in_use"

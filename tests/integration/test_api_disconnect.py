@@ -46,7 +46,8 @@ def test_leaving_a_stream_frees_its_requests(
     body = BODIES[path] | LONG | {"stream": True, "n": count}
     with httpx.stream("POST", idle_server.url + path, json=body, timeout=60) as response:
         assert response.status_code == 200
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a dropped iterator closes the connection
+        next(lines)
         idle_server.wait_running(count)
     idle_server.wait_idle()
     assert aborted_total(idle_server) == before + count
