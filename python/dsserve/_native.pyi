@@ -197,6 +197,9 @@ class Tokenizer:
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token by its spelling in the file."""
 
+    def added_token_to_id(self, token: str) -> int | None:
+        """Return the id of an added token (special or not) by its spelling."""
+
     def token_bytes(self, id: int) -> bytes:
         """Return what an id stands for, empty outside the vocabulary."""
 

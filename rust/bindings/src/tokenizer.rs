@@ -85,6 +85,10 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    fn added_token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.added_token_to_id(token)
+    }
+
     /// The bytes that an id stands for, empty outside the vocabulary.
     fn token_bytes<'py>(&self, py: Python<'py>, id: u32) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.inner.table().bytes(id))

@@ -110,12 +110,12 @@ impl TextStream {
             self.table.bytes(id)
         };
         if self.options.stop.is_none() {
+            let given = text.len();
             self.utf8.push(bytes, text);
-            self.progress.open_ids = if self.utf8.is_empty() {
-                0
-            } else {
-                self.progress.open_ids + 1
-            };
+            if text.len() > given {
+                self.progress.open_ids = 0;
+            }
+            self.progress.open_ids += u32::from(!self.utf8.is_empty());
             return;
         }
         let mut fresh = String::new();

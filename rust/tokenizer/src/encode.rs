@@ -149,8 +149,8 @@ impl Tokenizer {
     }
 
     /// Encodes a rendered prompt: the byte ranges `special` are tokens, all else is plain text in
-    /// which spellings of added tokens mean nothing. A range whose text is no token of this
-    /// vocabulary is plain text, joined with its surroundings.
+    /// which spellings of added tokens mean nothing. A range whose text is no added
+    /// token here is plain text, joined with its surroundings.
     ///
     /// # Errors
     /// [`TokenizerError::SpecialRange`], [`TokenizerError::Encode`]; [`TokenizerError::Parse`] and
@@ -174,7 +174,7 @@ impl Tokenizer {
             }
             let token = prompt.get(range.clone()).ok_or_else(bad_range)?;
             last_end = range.end;
-            if let Some(id) = self.hf.token_to_id(token) {
+            if let Some(id) = self.added_token_to_id(token) {
                 ids.extend(encode_with(plain, &prompt[plain_from..range.start], false)?);
                 ids.push(id);
                 plain_from = range.end;
@@ -200,6 +200,16 @@ impl Tokenizer {
     #[must_use]
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.hf.token_to_id(token)
+    }
+
+    /// The id of an added token by its spelling.
+    #[must_use]
+    pub fn added_token_to_id(&self, token: &str) -> Option<u32> {
+        self.hf
+            .get_added_vocabulary()
+            .get_vocab()
+            .get(token)
+            .copied()
     }
 
     fn adds_around(&self) -> bool {

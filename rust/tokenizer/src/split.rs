@@ -57,7 +57,7 @@ fn splits_at_spaces(pre_tokenizer: &Value) -> bool {
             let cuts_words = last["use_regex"] == true
                 || splits
                     .iter()
-                    .any(|step| step["pattern"]["Regex"] == SAFE_PATTERNS[3]);
+                    .any(|step| pattern_of(step) == SAFE_PATTERNS[3]);
             ends_in_bytes && cuts_words && splits.iter().all(is_safe_split)
         }
         _ => false,
@@ -68,9 +68,16 @@ fn is_safe_split(step: &Value) -> bool {
     step["type"] == "Split"
         && step["behavior"] == "Isolated"
         && step["invert"] == false
-        && step["pattern"]["Regex"]
-            .as_str()
-            .is_some_and(|pattern| SAFE_PATTERNS.contains(&pattern))
+        && SAFE_PATTERNS.contains(&pattern_of(step).as_str())
+}
+
+/// The regular expression of a split step, with escapes that need not be there resolved.
+fn pattern_of(step: &Value) -> String {
+    let pattern = step["pattern"]["Regex"].as_str().unwrap_or_default();
+    pattern
+        .replace(r"\r", "\r")
+        .replace(r"\n", "\n")
+        .replace("\\\"", "\"")
 }
 
 /// Cuts `text` into parts of about `part_bytes` at safe places; a part is longer where there is none.
@@ -91,4 +98,59 @@ pub(crate) fn cut(text: &str, part_bytes: usize) -> Vec<&str> {
     }
     parts.push(&text[start..]);
     parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn byte_level(use_regex: bool) -> Value {
+        json!({"type": "ByteLevel", "add_prefix_space": false, "use_regex": use_regex})
+    }
+
+    fn split(pattern: &str) -> Value {
+        json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+               "invert": false})
+    }
+
+    fn tokenizer(pre_tokenizer: &Value) -> Value {
+        json!({"normalizer": null, "added_tokens": [], "pre_tokenizer": pre_tokenizer})
+    }
+
+    fn sequence(patterns: &[&str]) -> Value {
+        let mut steps: Vec<Value> = patterns.iter().map(|pattern| split(pattern)).collect();
+        steps.push(byte_level(false));
+        json!({"type": "Sequence", "pretokenizers": steps})
+    }
+
+    #[test]
+    fn known_tokenizers_are_cuttable_and_others_are_not() {
+        assert!(is_cuttable(&tokenizer(&byte_level(true))));
+        assert!(is_cuttable(&tokenizer(&sequence(&SAFE_PATTERNS))));
+        let escaped = SAFE_PATTERNS[3].replace('\r', r"\r").replace('\n', r"\n");
+        assert!(is_cuttable(&tokenizer(&sequence(&[&escaped]))));
+        assert!(!is_cuttable(&tokenizer(&byte_level(false))));
+        assert!(!is_cuttable(&tokenizer(&sequence(&SAFE_PATTERNS[..3]))));
+        assert!(!is_cuttable(&tokenizer(&sequence(&[
+            SAFE_PATTERNS[3],
+            "[a-z ]+"
+        ]))));
+        let mut normalized = tokenizer(&byte_level(true));
+        normalized["normalizer"] = json!({"type": "Lowercase"});
+        assert!(!is_cuttable(&normalized));
+        let mut spanning = tokenizer(&byte_level(true));
+        spanning["added_tokens"] = json!([{"content": "a b", "single_word": false,
+            "lstrip": false, "rstrip": false}]);
+        assert!(!is_cuttable(&spanning));
+    }
+
+    #[test]
+    fn parts_are_the_text_cut_between_letter_and_space() {
+        let text = "ab 12 你好 cd ef gh ij";
+        let parts = cut(text, 4);
+        assert_eq!(parts, ["ab 12 你好 cd", " ef gh", " ij"]);
+        assert_eq!(cut("abcdefgh 1", 4), ["abcdefgh 1"]);
+        assert_eq!(cut("", 4), [""]);
+    }
 }
