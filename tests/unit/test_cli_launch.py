@@ -128,6 +128,14 @@ def test_the_server_gets_the_resolved_configuration_and_gives_the_exit_code(chec
     assert config.context_length == 65536
 
 
+def test_automatic_values_are_told(checkpoint, served, capsys):
+    assert main(["launch", "--model-path", checkpoint, "--page-size", "64"]) == 7
+    err = capsys.readouterr().err
+    assert "chunked_prefill_size=1024" in err
+    assert "device=cpu" in err
+    assert "page_size=" not in err
+
+
 def test_variables_reach_the_server_and_flags_beat_them(checkpoint, served, monkeypatch):
     monkeypatch.setenv("DSSERVE_PORT", "31001")
     monkeypatch.setenv("DSSERVE_PAGE_SIZE", "64")

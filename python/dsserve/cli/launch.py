@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from dsserve.config.resolve import resolve
 from dsserve.config.sources import load_config
 from dsserve.engine.memory import plan_memory
 
+if TYPE_CHECKING:
+    from dsserve.config.server import ServerConfig
+
 
 @click.pass_context
 def _launch(ctx: click.Context, /, **_values: Any) -> int:
@@ -25,15 +28,22 @@ def _launch(ctx: click.Context, /, **_values: Any) -> int:
     if config.model_path is None:
         config = config.replace(model_path=str(default_model_path(say=_say)))
     model = load_model_config(str(config.model_path), config.json_model_override_args)
-    config = resolve(config, model)
+    given, config = config, resolve(config, model)
     memory = plan_memory(config, model)
     if config.dry_run:
         click.echo(describe(config, model, memory))
         return 0
+    _say(f"decided for {config.model_path}: {_decided(given, config)}")
     # Late, because the web stack is slow to import: a wrong flag and --dry-run are answered at once.
     from dsserve.entrypoints.server import run_server
 
     return run_server(config)
+
+
+def _decided(given: ServerConfig, resolved: ServerConfig) -> str:
+    """Name the automatic values and what they became."""
+    before, after = given.to_dict(), resolved.to_dict()
+    return ", ".join(f"{name}={after[name]}" for name in before if before[name] != after[name])
 
 
 def _say(line: str) -> None:
