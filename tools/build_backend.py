@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import maturin
 from maturin import (
-    build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
     get_requires_for_build_wheel,
@@ -48,6 +47,14 @@ def build_wheel(
     _require_cargo()
     with kernels_in_place(ROOT, "copy"):
         name: str = maturin.build_wheel(wheel_directory, config_settings, metadata_directory)
+    return name
+
+
+def build_sdist(sdist_directory: str, config_settings: Mapping[str, Any] | None = None) -> str:
+    """Pack the sources; a wheel can be built from them."""
+    _require_cargo()
+    with kernels_in_place(ROOT, "copy"):
+        name: str = maturin.build_sdist(sdist_directory, config_settings)
     return name
 
 
