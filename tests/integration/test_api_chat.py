@@ -151,6 +151,52 @@ def test_tool_call_is_parsed(idle_server: ServerProcess, thinking: bool) -> None
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_second_call_ends_the_answer_unless_parallel(idle_server: ServerProcess) -> None:
+    two = CALL_TEXT.replace("</｜DSML｜ calls>", "") + CALL_TEXT.removeprefix("<｜DSML｜ calls>\n")
+    body = script(idle_server, two + EOS) | {"tools": [TOOL]} | NO_THINKING
+    assert len(chat(idle_server, **body)["choices"][0]["message"]["tool_calls"]) == 2
+    alone = chat(idle_server, parallel_tool_calls=False, **body)["choices"][0]
+    assert len(alone["message"]["tool_calls"]) == 1
+    assert alone["finish_reason"] == "tool_calls"
+
+
+def test_tool_choice_none_reports_no_calls(idle_server: ServerProcess) -> None:
+    body = script(idle_server, "Well." + CALL_TEXT + EOS) | {"tools": [TOOL]} | NO_THINKING
+    choice = chat(idle_server, tool_choice="none", **body)["choices"][0]
+    assert "tool_calls" not in choice["message"]
+    assert "DSML" not in choice["message"]["content"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_call_cut_by_length_is_reported_as_it_stands(idle_server: ServerProcess) -> None:
+    body = script(idle_server, CALL_TEXT) | {"tools": [TOOL]} | NO_THINKING
+    body["max_tokens"] = len(body["custom_params"]["script"]["ids"]) * 2 // 3
+    choice = chat(idle_server, **body)["choices"][0]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert "DSML" not in (choice["message"]["content"] or "")
+
+
+def test_reasoning_can_be_part_of_content_or_held(idle_server: ServerProcess) -> None:
+    text = script(idle_server, "Let me see.</think>It is 4." + EOS)
+    message = chat(idle_server, separate_reasoning=False, **text)["choices"][0]["message"]
+    assert "Let me see." in message["content"]
+    assert message["content"].endswith("It is 4.")
+    chunks = chat_chunks(idle_server, stream_reasoning=False, **text)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    held = [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta]
+    assert held == ["Let me see."]
+
+
+def test_ignored_end_of_sequence_goes_on(idle_server: ServerProcess) -> None:
+    body = script(idle_server, "one" + EOS + "two" + EOS) | NO_THINKING
+    assert chat(idle_server, **body)["choices"][0]["message"]["content"] == "one"
+    answer = chat(idle_server, ignore_eos=True, **body)
+    assert answer["usage"]["completion_tokens"] == body["max_tokens"]
+    assert answer["choices"][0]["message"]["content"].startswith("onetwo")
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
 def test_several_choices_share_the_prompt(idle_server: ServerProcess) -> None:
     answer = chat(idle_server, n=3, return_token_ids=True, **NO_THINKING)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]

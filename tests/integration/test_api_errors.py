@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "a", "parameters": {"type": "object"}},
+}
 
 
 def check_error(
@@ -196,7 +200,7 @@ def test_known_field_that_does_not_work_is_named(idle_server: ServerProcess, fie
         (COMPLETIONS, {"suffix": "end"}),
         (CHAT, {"logprobs": True}),
         (CHAT, {"top_logprobs": 2}),
-        (CHAT, {"parallel_tool_calls": False}),
+        (CHAT, {"reasoning_effort": 0.5}),
         (CHAT, {"functions": []}),
         (CHAT, {"modalities": ["text", "audio"]}),
         (CHAT, {"include_stop_str_in_output": True}),
@@ -207,18 +211,21 @@ def test_field_of_one_api_that_does_not_work_is_named(
     idle_server: ServerProcess, path: str, fields: dict[str, Any]
 ) -> None:
     body: dict[str, Any] = {"prompt": "Hi"} if path == COMPLETIONS else {"messages": MESSAGES}
-    (name,) = fields
+    name = next(iter(fields))
     response = idle_server.post(path, body | fields)
     check_error(response, 400, code="unsupported_parameter", param=name)
 
 
 def test_strict_tool_is_refused_by_its_place(idle_server: ServerProcess) -> None:
-    tools = [
-        {"type": "function", "function": {"name": "a", "parameters": {}}},
-        {"type": "function", "function": {"name": "b", "parameters": {}, "strict": True}},
-    ]
-    response = idle_server.post(CHAT, {"messages": MESSAGES, "tools": tools})
-    check_error(response, 400, code="unsupported_parameter", param="tools.1.function.strict")
+    strict = {"type": "function", "function": TOOL["function"] | {"name": "b", "strict": True}}
+    response = idle_server.post(CHAT, {"messages": MESSAGES, "tools": [TOOL, strict]})
+    check_error(response, 400, code="unsupported_parameter", param="tools[1].function.strict")
+
+
+def test_demanded_tool_call_is_refused_while_thinking(idle_server: ServerProcess) -> None:
+    for choice in ("required", {"type": "function", "function": {"name": "a"}}):
+        body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice}
+        check_error(idle_server.post(CHAT, body), 400)
 
 
 def test_unknown_model_is_a_404(idle_server: ServerProcess) -> None:

@@ -210,7 +210,8 @@ def build_state(
             sampling_defaults=SamplingDefaults(
                 temperature=defaults.get("temperature"), top_p=defaults.get("top_p")
             ),
-        )
+        ),
+        codec.tokenizer,
     )
     return ServerState(
         config=config,

@@ -42,10 +42,9 @@ async def create_chat_completion(request: Request) -> Response:
     raw = refuse_unsupported(await read_object(request), CHAT)
     body = validate(ChatBody, raw)
     _refuse_text_options(body)
-    refuse_strict_tools(body.tools)
     state.check_takes_requests()
     model = state.check_model(body.model)
-    raw["model"] = model
+    raw |= {"model": model, "seed": None}  # the seed is ours: the recipe knows no negative one
     job = await state.in_thread(state.converter.convert, raw, size=conversation_size(body.messages))
     call = _prepare(state, request, body, job, arrival_s)
     if not body.stream:
@@ -59,32 +58,11 @@ def conversation_size(messages: list[dict[str, Any]]) -> int:
     return sum(len(str(message.get("content", ""))) for message in messages)
 
 
-def refuse_strict_tools(tools: list[dict[str, Any]] | None) -> None:
-    """Refuse `strict: true`, which needs a grammar.
-
-    Raises:
-        Unsupported: Naming the tool.
-    """
-    for position, tool in enumerate(tools or ()):
-        function = tool.get("function")
-        if isinstance(function, dict) and function.get("strict"):
-            raise Unsupported(
-                "'strict' tools are not supported: constrained output does not work in this "
-                "version yet",
-                param=f"tools.{position}.function.strict",
-            )
-
-
 def _refuse_text_options(body: ChatBody) -> None:
     """Chat output is parsed by token, stop strings included; these act on plain text."""
     for name in ("include_stop_str_in_output", "no_stop_trim"):
         if getattr(body, name):
             raise Unsupported(f"'{name}' works for /v1/completions only", param=name)
-    if body.skip_special_tokens is False:
-        raise Unsupported(
-            "'skip_special_tokens': false works for /v1/completions only",
-            param="skip_special_tokens",
-        )
 
 
 def _prepare(
@@ -93,7 +71,7 @@ def _prepare(
     limits = Limits(
         temperature=job.temperature,
         top_p=job.top_p,
-        seed=job.seed,
+        seed=body.seed,
         max_new_tokens=job.max_tokens,
     )
     requests = build_requests(state, body, [job.prompt_ids], limits, arrival_s=arrival_s)

@@ -99,7 +99,6 @@ CHAT: Final = COMMON | {
     "prompt": ((), "use /v1/completions, or 'messages'"),
     "suffix": ((), "the tokenizer defines no hole tokens"),
     "echo": ((False,), "only completions can echo the prompt"),
-    "parallel_tool_calls": ((True,), _NO_GRAMMAR),
     "functions": ((), "use 'tools'"),
     "function_call": ((), "use 'tool_choice'"),
     "modalities": ((["text"],), _TEXT_ONLY),
@@ -110,7 +109,6 @@ CHAT: Final = COMMON | {
     "verbosity": (("medium",), _NEVER),
     "documents": ((), _NEVER),
     "chat_template": ((), "the conversation format is DeepSeek's own"),
-    "add_generation_prompt": ((True,), "use 'continue_final_message'"),
     "add_special_tokens": ((False, True), _NEVER),
     "include_reasoning": ((True,), "use 'separate_reasoning' or 'stream_reasoning'"),
 }

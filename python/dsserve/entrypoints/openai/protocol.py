@@ -157,6 +157,7 @@ class ChatBody(GenerationBody):
     separate_reasoning: bool | None = True
     stream_reasoning: bool | None = True
     continue_final_message: bool | None = False
+    add_generation_prompt: bool | None = None
 
 
 def _or_one_message(value: Any, handler: ValidatorFunctionWrapHandler, message: str) -> Any:
