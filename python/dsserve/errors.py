@@ -228,6 +228,7 @@ _REJECTIONS: dict[str, type[DsserveError]] = {
     "pool_capacity_exceeded": ContextTooLong,
     "queue_full": Overloaded,
     "invalid_token_id": InvalidRequest,
+    "invalid_value": InvalidRequest,
     "duplicate_request_id": InvalidRequest,
     "empty_prompt": InvalidRequest,
     "deadline_exceeded": DeadlineExceeded,

@@ -1,0 +1,69 @@
+import pytest
+
+from dsserve.config.model import load_model_config
+from dsserve.config.resolve import resolve
+from dsserve.engine.memory import plan_memory
+from dsserve.engine.settings import scheduler_config
+from dsserve.errors import ConfigError
+from engine_process import MODEL_PATH, server_config
+
+
+def resolved(**flags):
+    model = load_model_config(MODEL_PATH)
+    return resolve(server_config(**flags), model), model
+
+
+def test_max_total_tokens_is_rounded_down_to_pages():
+    plan = plan_memory(*resolved(max_total_tokens=16 * 10 + 15))
+    assert (plan.num_pages, plan.num_tokens) == (10, 160)
+    assert plan.num_slots == 33
+
+
+def test_default_pool_of_the_cpu_is_a_gibibyte_with_the_dummy_page():
+    plan = plan_memory(*resolved(max_total_tokens=None))
+    assert (plan.num_pages + 1) * plan.bytes_per_page <= 2**30
+    assert (plan.num_pages + 2) * plan.bytes_per_page > 2**30
+
+
+def test_memory_fraction_is_of_the_host():
+    half = plan_memory(*resolved(max_total_tokens=None, mem_fraction_static=0.5))
+    quarter = plan_memory(*resolved(max_total_tokens=None, mem_fraction_static=0.25))
+    assert abs(half.num_pages - 2 * quarter.num_pages) <= 2
+
+
+def test_pool_without_a_page_is_refused():
+    server, model = resolved()
+    with pytest.raises(ConfigError, match="max-total-tokens 8"):
+        plan_memory(server.replace(max_total_tokens=8), model)
+
+
+def test_scheduler_takes_every_option_that_concerns_it():
+    server, model = resolved(
+        enable_mixed_chunk=True,
+        schedule_policy="lpm",
+        prefill_decode_interval=3,
+        disable_radix_cache=True,
+        enable_decoder_swa_bounded_replay=False,
+    )
+    config = scheduler_config(server, model, num_pages=7)
+    assert config == {
+        "page_size": 16,
+        "num_pages": 7,
+        "max_running_requests": 32,
+        "max_queued_requests": None,
+        "chunked_prefill_size": 1024,
+        "max_prefill_tokens": 16384,
+        "context_length": 512,
+        "window": 16,
+        "vocab_size": 512,
+        "encoder_replay": True,
+        "decoder_replay": False,
+        "radix_cache": False,
+        "policy": "lpm",
+        "mixed_chunk": True,
+        "prefill_decode_interval": 3,
+        "conservativeness": 1.0,
+        "max_steps_in_flight": 2,
+        "stateful_ratio": 2,
+        "eos_token_ids": [1],
+    }

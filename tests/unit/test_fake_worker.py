@@ -1,0 +1,487 @@
+"""The fake model must find what a wrong scheduler would do to the cache; each test breaks one rule."""
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsserve.errors import ConfigError
+from dsserve.protocol.engine import SamplingParams, Script
+from dsserve.worker.base import (
+    PHASE_DECODE,
+    PHASE_PREFILL,
+    STATUS_NAN,
+    AdmittedRequest,
+)
+from dsserve.worker.fake import DeviceFault, FakeWorker
+from dsserve.worker.fake_model import FakeSettings, fake_output, next_tokens, read_fake_settings
+from dsserve.worker.fake_plan import SlotCheckError
+
+PAGE, WINDOW = 4, 8
+CAPACITY = {
+    "requests": 8,
+    "rows": 64,
+    "deltas": 64,
+    "slots": 9,
+    "columns": 16,
+    "pages": 40,
+    "page_size": PAGE,
+}
+
+
+class Model:
+    """What the worker reads of a model configuration."""
+
+    vocab_size = 512
+    sliding_window = WINDOW
+
+    def __init__(self, **fake):
+        self.fake = fake
+
+
+class Bench:
+    """A fake worker and a careful hand that writes plans for it, as a scheduler would."""
+
+    def __init__(self, **fake):
+        self.slept = []
+        self.worker = FakeWorker(
+            Model(**fake), CAPACITY, context_length=60, sleep=self.slept.append, clock=lambda: 0.0
+        )
+        self.step_id = 0
+        self.next_page = 1
+        self.tables = {}
+
+    def admit(self, request_id, prompt, script=None):
+        self.worker.admit(
+            [
+                AdmittedRequest(
+                    request_id=request_id,
+                    sampling=SamplingParams(),
+                    prompt_token_ids=np.array(prompt, np.uint32),
+                    stop_token_ids=(),
+                    min_new_tokens=0,
+                    ignore_eos=False,
+                    script=script,
+                )
+            ]
+        )
+
+    def pages_for(self, slot, end, shared=()):
+        """Give the slot the pages it lacks for [0, end); returns the deltas."""
+        table, deltas = self.tables.setdefault(slot, []), []
+        for page in shared:
+            deltas.append((slot, len(table), page))
+            table.append(page)
+        while len(table) * PAGE < end:
+            deltas.append((slot, len(table), self.next_page))
+            table.append(self.next_page)
+            self.next_page += 1
+        return deltas
+
+    def prefill(self, request_id, slot, ids, start, end, *, is_last=True, hit=0, shared=(), **over):
+        replay = min(hit, WINDOW) if start < hit else 0
+        floor = hit - min(hit, WINDOW)
+        tail = min(WINDOW, end - start) if is_last else 0
+        row = {
+            "request_id": request_id,
+            "slot": slot,
+            "start": start,
+            "ids": list(ids[start:end]),
+            "cached_len": hit,
+            "replay_len": replay,
+            "tail_len": tail,
+            "window_floor": floor,
+            "write_floor": hit,
+            "tail_floor": max(floor, end - WINDOW) if is_last else 0,
+            "samples": int(is_last),
+            "history": [ids[p] if p >= 0 else -1 for p in range(start - 3, start)],
+            "deltas": self.pages_for(slot, end, shared),
+        }
+        return row | over
+
+    def decode(self, request_id, slot, position, *, hit=0, tail_floor=0, token=-1, **over):
+        row = {
+            "request_id": request_id,
+            "slot": slot,
+            "start": position,
+            "ids": [token],
+            "cached_len": hit,
+            "replay_len": 0,
+            "tail_len": 1,
+            "window_floor": hit - min(hit, WINDOW),
+            "write_floor": hit,
+            "tail_floor": tail_floor,
+            "samples": 1,
+            "history": [-2, -2, -2],
+            "deltas": self.pages_for(slot, position + 1),
+        }
+        return row | over
+
+    def launch(self, *rows, released=(), phase=None, **header):
+        self.step_id += 1
+        set_index = self.step_id % 3
+        buffers = self.worker.buffer_sets()[set_index]
+        lens = [len(row["ids"]) for row in rows]
+        deltas = [delta for row in rows for delta in row["deltas"]]
+        ends = [row["start"] + len(row["ids"]) for row in rows]
+        is_decode = all(row["history"] == [-2, -2, -2] for row in rows)
+        values = {
+            "step_id": self.step_id,
+            "phase": phase or (PHASE_DECODE if is_decode else PHASE_PREFILL),
+            "requests": len(rows),
+            "rows": sum(lens),
+            "deltas": len(deltas),
+            "tail": sum(row["tail_len"] for row in rows),
+            "released": len(released),
+            "sampling": sum(row["samples"] for row in rows),
+            "max_len": max(ends),
+        } | header
+        buffers["header"][:9] = list(values.values())
+        buffers["cu_seqlens"][: len(rows) + 1] = np.cumsum([0, *lens])
+        for field, name in (("request_slot", "slot"), ("start_position", "start")):
+            buffers[field][: len(rows)] = [row[name] for row in rows]
+        for field in ("request_id", "cached_len", "replay_len", "tail_len", "window_floor"):
+            buffers[field][: len(rows)] = [row[field] for row in rows]
+        for field in ("write_floor", "tail_floor", "samples"):
+            buffers[field][: len(rows)] = [row[field] for row in rows]
+        buffers["history_ids"][: len(rows)] = [row["history"] for row in rows]
+        buffers["token_ids"][: sum(lens)] = [token for row in rows for token in row["ids"]]
+        positions = [row["start"] + i for row in rows for i in range(len(row["ids"]))]
+        buffers["positions"][: sum(lens)] = positions
+        buffers["page_deltas"][: len(deltas)] = np.array(deltas).reshape(-1, 3)
+        buffers["released_slots"][: len(released)] = list(released)
+        return self.worker.launch(set_index)
+
+    def run(self, *rows, **header):
+        return self.launch(*rows, **header).wait()
+
+
+@pytest.fixture
+def bench():
+    bench = Bench()
+    yield bench
+    bench.worker.close()
+
+
+PROMPT = [10 + i for i in range(13)]
+
+
+def generate(bench, count, prompt=PROMPT, request_id=1, slot=1):
+    """Prefill in one chunk, then decode with ids read from the token ring."""
+    bench.admit(request_id, prompt)
+    n = len(prompt)
+    result = bench.run(bench.prefill(request_id, slot, prompt, 0, n))
+    out = [int(result.token_ids[0])]
+    floor = max(0, n - WINDOW)
+    for i in range(count - 1):
+        result = bench.run(bench.decode(request_id, slot, n + i, tail_floor=floor))
+        out.append(int(result.token_ids[0]))
+    return out
+
+
+def test_right_plans_pass_and_give_the_hashed_ids(bench):
+    assert generate(bench, 12) == fake_output(PROMPT, 12)
+
+
+def test_ids_do_not_depend_on_batch_mates(bench):
+    other = [40 + i for i in range(20)]
+    bench.admit(1, PROMPT)
+    bench.admit(2, other)
+    both = bench.run(bench.prefill(1, 1, PROMPT, 0, 13), bench.prefill(2, 2, other, 0, 20))
+    assert both.token_ids.tolist() == fake_output(PROMPT, 1) + fake_output(other, 1)
+    both = bench.run(bench.decode(2, 2, 20, tail_floor=12), bench.decode(1, 1, 13, tail_floor=5))
+    assert both.token_ids.tolist() == fake_output(other, 2)[1:] + fake_output(PROMPT, 2)[1:]
+
+
+def test_steps_launched_before_the_last_ended_find_its_ids_in_the_token_ring(bench):
+    bench.admit(1, PROMPT)
+    handles = [bench.launch(bench.prefill(1, 1, PROMPT, 0, 13))]
+    handles.append(bench.launch(bench.decode(1, 1, 13, tail_floor=5)))
+    handles.append(bench.launch(bench.decode(1, 1, 14, tail_floor=5)))
+    assert [int(h.wait().token_ids[0]) for h in handles] == fake_output(PROMPT, 3)
+
+
+def test_hit_with_replay_passes_and_leaves_shared_pages_alone(bench):
+    long = [10 + i for i in range(20)]
+    generate(bench, 1, long)
+    other = [*long[:12], 70, 71, 72]
+    bench.admit(2, other)
+    shared = bench.tables[1][:3]
+    result = bench.run(bench.prefill(2, 2, other, 4, 15, hit=12, shared=shared))
+    assert result.token_ids.tolist() == fake_output(other, 1)
+    row = bench.decode(2, 2, 15, hit=12, tail_floor=7)
+    assert bench.run(row).token_ids.tolist() == fake_output(other, 2)[1:]
+
+
+def test_chunks_without_tail_then_a_last_chunk_pass(bench):
+    prompt = [10 + i for i in range(21)]
+    bench.admit(1, prompt)
+    bench.run(bench.prefill(1, 1, prompt, 0, 4, is_last=False))
+    bench.run(bench.prefill(1, 1, prompt, 4, 12, is_last=False))
+    result = bench.run(bench.prefill(1, 1, prompt, 12, 21))
+    assert result.token_ids.tolist() == fake_output(prompt, 1)
+
+
+def test_resumed_request_brings_its_output_in_a_new_slot(bench):
+    out = generate(bench, 4)
+    ids = [*PROMPT, *out]
+    result = bench.run(bench.prefill(1, 2, ids, 0, len(ids)), released=[1])
+    assert result.token_ids.tolist() == fake_output(PROMPT, 5)[4:]
+
+
+# From here on: one rule broken at a time.
+
+
+def fails(bench, match, *rows, **header):
+    with pytest.raises(SlotCheckError, match=match):
+        bench.run(*rows, **header)
+
+
+def test_finds_a_wrong_token(bench):
+    bench.admit(1, PROMPT)
+    row = bench.prefill(1, 1, PROMPT, 0, 13)
+    row["ids"][5] += 1
+    fails(bench, "row at position 5 has token", row)
+
+
+def test_finds_a_placeholder_that_the_slot_never_sampled(bench):
+    ids = [*PROMPT, *generate(bench, 1)]
+    row = bench.prefill(1, 2, ids, 0, 14)
+    row["ids"][-1] = -1
+    fails(bench, r"row at position 13 has token -1 \(plan -1\)", row, released=[1])
+
+
+def test_finds_a_skipped_position(bench):
+    generate(bench, 1)
+    bench.run(bench.decode(1, 1, 13, tail_floor=5))
+    fails(bench, "start_position is 15, must be 14", bench.decode(1, 1, 15, tail_floor=5))
+
+
+def test_finds_a_missing_page(bench):
+    bench.admit(1, PROMPT)
+    row = bench.prefill(1, 1, PROMPT, 0, 13)
+    row["deltas"] = row["deltas"][:-1]
+    fails(bench, "written to page 0", row)
+
+
+def test_finds_a_page_of_another_request(bench):
+    generate(bench, 1)
+    other = [60 + i for i in range(20)]
+    bench.admit(2, other)
+    row = bench.prefill(2, 2, other, 4, 20, hit=12, shared=bench.tables[1][:3])
+    fails(bench, "FULL column 0 is page 1, whose row 0 must hold position 0, token 60", row)
+
+
+def test_finds_pages_in_the_wrong_order(bench):
+    long = [10 + i for i in range(20)]
+    generate(bench, 1, long)
+    bench.admit(2, long[:15])
+    first, second, third = bench.tables[1][:3]
+    row = bench.prefill(2, 2, long[:15], 4, 15, hit=12, shared=[second, first, third])
+    fails(bench, "must hold position 0, token 10; it holds position 4", row)
+
+
+def test_finds_a_write_into_a_shared_page(bench):
+    generate(bench, 1)
+    bench.admit(2, PROMPT)
+    row = bench.prefill(2, 2, PROMPT, 0, 13)
+    row["deltas"] = [(2, 0, bench.tables[1][0]), *row["deltas"][1:]]
+    fails(bench, r"tables of slots \[1, 2\]", row)
+
+
+def test_finds_a_page_that_was_given_away_while_still_in_use(bench):
+    generate(bench, 1)
+    other = [60 + i for i in range(9)]
+    bench.admit(2, other)
+    stolen = bench.tables[1][1]
+    bench.tables[1][1] = bench.next_page
+    bench.tables[2] = [stolen]
+    bench.next_page += 1
+    row = bench.prefill(2, 2, other, 0, 9)
+    row["deltas"] += [(1, 1, bench.tables[1][1]), (2, 0, stolen)]
+    bench.run(row)
+    fails(bench, "FULL column 1", bench.decode(1, 1, 13, tail_floor=5))
+
+
+def test_finds_a_hit_without_replay(bench):
+    long = [10 + i for i in range(20)]
+    generate(bench, 1, long)
+    bench.admit(2, long)
+    row = bench.prefill(2, 2, long, 12, 20, hit=12, shared=bench.tables[1][:3])
+    fails(bench, "must replay 8 rows, not 0", row)
+
+
+def test_finds_a_hit_within_the_window(bench):
+    long = [10 + i for i in range(20)]
+    generate(bench, 1, long)
+    bench.admit(2, long)
+    row = bench.prefill(2, 2, long, 0, 20, hit=8, shared=bench.tables[1][:2])
+    fails(bench, "a hit of 8 tokens must not be taken", row)
+
+
+def test_finds_a_lowered_write_floor(bench):
+    long = [10 + i for i in range(20)]
+    generate(bench, 1, long)
+    bench.admit(2, long)
+    shared = bench.tables[1][:3]
+    row = bench.prefill(2, 2, long, 4, 20, hit=12, shared=shared, write_floor=8)
+    fails(bench, "write_floor is 8, must be 12", row)
+
+
+def test_finds_a_window_floor_below_what_was_replayed(bench):
+    long = [10 + i for i in range(20)]
+    generate(bench, 1, long)
+    bench.admit(2, long)
+    shared = bench.tables[1][:3]
+    row = bench.prefill(2, 2, long, 4, 20, hit=12, shared=shared, window_floor=0)
+    fails(bench, "window_floor is 0, must be 4", row)
+
+
+def test_finds_a_last_chunk_too_short_for_the_decoder_window(bench):
+    prompt = [10 + i for i in range(15)]
+    bench.admit(1, prompt)
+    bench.run(bench.prefill(1, 1, prompt, 0, 12, is_last=False))
+    fails(bench, "decoder window entry", bench.prefill(1, 1, prompt, 12, 15))
+
+
+def test_finds_a_tail_floor_that_hides_rows(bench):
+    prompt = [10 + i for i in range(20)]
+    bench.admit(1, prompt)
+    row = bench.prefill(1, 1, prompt, 0, 20, tail_floor=13)
+    fails(bench, "tail_floor 13", row)
+
+
+def test_finds_a_tail_floor_that_changes_during_decode(bench):
+    generate(bench, 2)
+    fails(bench, "the tail floor before was 5", bench.decode(1, 1, 14, tail_floor=6))
+
+
+def test_finds_an_open_chunk_that_ends_inside_a_page(bench):
+    bench.admit(1, PROMPT)
+    row = bench.prefill(1, 1, PROMPT, 0, 6, is_last=False)
+    fails(bench, "ends inside a page", row)
+
+
+def test_finds_a_slot_that_was_not_released(bench):
+    generate(bench, 1)
+    bench.admit(2, PROMPT)
+    fails(bench, "slot is not free", bench.prefill(2, 1, PROMPT, 0, 13))
+
+
+def test_finds_a_request_in_two_slots(bench):
+    generate(bench, 1)
+    fails(bench, "also holds slot 1", bench.prefill(1, 2, PROMPT, 0, 13))
+
+
+def test_finds_a_request_the_worker_was_not_told_of(bench):
+    fails(bench, "not told of this request", bench.prefill(1, 1, PROMPT, 0, 13))
+
+
+def test_finds_wrong_history(bench):
+    prompt = [10 + i for i in range(20)]
+    bench.admit(1, prompt)
+    bench.run(bench.prefill(1, 1, prompt, 0, 8, is_last=False))
+    row = bench.prefill(1, 1, prompt, 8, 20, history=[-1, -1, -1])
+    fails(bench, r"history_ids \[-1, -1, -1\], must be \[15, 16, 17\]", row)
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        ({"tail": 3}, "3 tail rows"),
+        ({"sampling": 0}, "0 sampling rows"),
+        ({"max_len": 99}, "99 positions at most"),
+        ({"phase": PHASE_DECODE}, "DECODE step with more than one row"),
+        ({"rows": 12}, "do not divide 12 rows"),
+    ],
+)
+def test_finds_a_header_that_contradicts_the_plan(bench, header, match):
+    bench.admit(1, PROMPT)
+    fails(bench, match, bench.prefill(1, 1, PROMPT, 0, 13), **header)
+
+
+def test_finds_a_buffer_set_rewritten_while_its_step_waits():
+    bench = Bench(base_us=1.0)
+    may_go = threading.Event()
+    bench.worker._sleep = lambda _s: may_go.wait()
+    bench.admit(1, PROMPT)
+    bench.launch(bench.prefill(1, 1, PROMPT, 0, 13))
+    waiting = bench.launch(bench.decode(1, 1, 13, tail_floor=5))
+    bench.step_id += 2
+    bench.launch(bench.decode(1, 1, 14, tail_floor=5))
+    may_go.set()
+    with pytest.raises(SlotCheckError, match="buffer set of step 2 was rewritten for step 5"):
+        waiting.wait()
+    bench.worker.close()
+
+
+# Scripts, times, settings.
+
+
+def test_script_replaces_ids_then_hashing_goes_on(bench):
+    bench.admit(1, PROMPT, Script(ids=[100, 101]))
+    result = bench.run(bench.prefill(1, 1, PROMPT, 0, 13))
+    out = [int(result.token_ids[0])]
+    for i in range(2):
+        result = bench.run(bench.decode(1, 1, 13 + i, tail_floor=5))
+        out.append(int(result.token_ids[0]))
+    assert out == [100, 101, *fake_output([*PROMPT, 100, 101], 1)]
+
+
+def test_script_marks_one_token_as_not_a_number(bench):
+    bench.admit(1, PROMPT, Script(nan_at=1))
+    assert bench.run(bench.prefill(1, 1, PROMPT, 0, 13)).status.tolist() == [0]
+    assert bench.run(bench.decode(1, 1, 13, tail_floor=5)).status.tolist() == [STATUS_NAN]
+
+
+def test_script_makes_the_device_fail(bench):
+    bench.admit(1, PROMPT, Script(fault_at=0))
+    with pytest.raises(DeviceFault, match="request 1 in slot 1"):
+        bench.run(bench.prefill(1, 1, PROMPT, 0, 13))
+
+
+def test_step_takes_its_configured_time():
+    bench = Bench(base_us=100, row_us=10, pair_us=1)
+    bench.admit(1, PROMPT, Script(delays_us=[5000]))
+    bench.run(bench.prefill(1, 1, PROMPT, 0, 13))
+    assert bench.slept == [pytest.approx((100 + 130 + 13 * 14 / 2 + 5000) * 1e-6)]
+    bench.worker.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"draft_accept": 0.5}, "does not work in this version"),
+        ({"basis_us": 1}, "basis_us"),
+        ({"base_us": -1}, "negative"),
+        ({"base_us": "1"}, "base_us"),
+        ({"first_id": 600}, "first_id 600"),
+    ],
+)
+def test_wrong_settings_are_refused(values, match):
+    with pytest.raises(ConfigError, match=match):
+        read_fake_settings(values, vocab_size=512)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 511), min_size=1, max_size=40), st.integers(1, 20))
+def test_hash_of_a_step_agrees_with_the_one_in_plain_integers(prompt, count):
+    out = fake_output(prompt, count)
+    ids = prompt + out[:-1]
+    context = np.array([[-1] * max(0, 16 - len(ids)) + ids[-16:]])
+    got = next_tokens(context, np.array([len(ids)]), FakeSettings())
+    assert got.tolist() == out[-1:]
+    assert all(3 <= token < 97 for token in out)
+
+
+def test_hash_depends_on_position_and_on_sixteen_ids():
+    ids = list(range(10, 30))
+    base = fake_output(ids, 1)
+    changed = [fake_output([*ids[:4], ids[4] + d, *ids[5:]], 1) for d in range(1, 6)]
+    shifted = [fake_output([0] * d + ids, 1) for d in range(1, 6)]
+    unseen = [fake_output([*ids[:3], ids[3] + d, *ids[4:]], 1) for d in range(1, 6)]
+    assert any(out != base for out in changed)
+    assert any(out != base for out in shifted)
+    assert all(out == base for out in unseen)
