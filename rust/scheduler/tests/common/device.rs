@@ -98,7 +98,10 @@ impl Device {
                     .expect("a placeholder finds its id in the token ring"),
                 id => u32::try_from(id).unwrap(),
             };
-            assert_eq!(id, truth[position], "request {request_id}, position {position}");
+            assert_eq!(
+                id, truth[position],
+                "request {request_id}, position {position}"
+            );
             let cell = Some((id, u32::try_from(position).unwrap()));
             self.token_rings[slot][position % RING] = cell;
             if position >= write_floor {
@@ -109,10 +112,22 @@ impl Device {
             }
             self.encoder_rings[slot][position % self.window] = cell;
             self.check_full(slot, position, truth);
-            check_ring(&self.encoder_rings[slot], position, window_floor, truth, "encoder");
+            check_ring(
+                &self.encoder_rings[slot],
+                position,
+                window_floor,
+                truth,
+                "encoder",
+            );
             if row >= tail_first {
                 self.decoder_rings[slot][position % self.window] = cell;
-                check_ring(&self.decoder_rings[slot], position, tail_floor, truth, "decoder");
+                check_ring(
+                    &self.decoder_rings[slot],
+                    position,
+                    tail_floor,
+                    truth,
+                    "decoder",
+                );
             }
         }
         let last = start + index(end - first) - 1;
@@ -123,7 +138,10 @@ impl Device {
             assert_eq!(plan.phase, Phase::Prefill);
             return -1;
         }
-        assert!(plan.tail_len[request] >= 1, "logits exist for tail rows only");
+        assert!(
+            plan.tail_len[request] >= 1,
+            "logits exist for tail rows only"
+        );
         let id = self.sample(slot, last);
         let next = u32::try_from(last + 1).unwrap();
         self.token_rings[slot][(last + 1) % RING] = Some((id, next));
@@ -146,7 +164,11 @@ impl Device {
     fn check_full(&self, slot: usize, last: usize, truth: &[u32]) {
         for (position, id) in truth.iter().enumerate().take(last + 1) {
             let expected = Some((*id, u32::try_from(position).unwrap()));
-            assert_eq!(self.full_cell(slot, position), expected, "FULL row of {position}");
+            assert_eq!(
+                self.full_cell(slot, position),
+                expected,
+                "FULL row of {position}"
+            );
         }
     }
 
@@ -176,7 +198,10 @@ impl Device {
 /// The windows of `position` must be exactly the last W positions from `floor` on.
 fn check_ring(ring: &[Cell], position: usize, floor: usize, truth: &[u32], name: &str) {
     let first = floor.max((position + 1).saturating_sub(ring.len()));
-    assert!(first <= position, "{name} floor {floor} is above {position}");
+    assert!(
+        first <= position,
+        "{name} floor {floor} is above {position}"
+    );
     for seen in first..=position {
         let expected = Some((truth[seen], u32::try_from(seen).unwrap()));
         let cell = ring[seen % ring.len()];

@@ -43,11 +43,11 @@ pub struct Harness {
 }
 
 impl Harness {
-    pub fn new(config: SchedulerConfig) -> Self {
+    pub fn new(config: &SchedulerConfig) -> Self {
         let scheduler = Scheduler::new(config.clone()).unwrap();
         let capacity = scheduler.plan_capacity();
         Self {
-            device: Device::new(&config, capacity.columns),
+            device: Device::new(config, capacity.columns),
             scheduler,
             requests: HashMap::new(),
             chunks: HashMap::new(),
@@ -65,7 +65,7 @@ impl Harness {
         if !rejections.is_empty() {
             return false;
         }
-        let (outputs, code) = run_alone(&spec);
+        let (outputs, code) = run_alone(&spec, &self.scheduler.config().eos_token_ids);
         let mut truth = spec.token_ids.clone();
         truth.extend(&outputs);
         // A request runs one row past a stop that the CPU has not seen yet.
@@ -74,7 +74,7 @@ impl Harness {
         longer.ignore_eos = true;
         longer.stop_token_ids.clear();
         truth.truncate(spec.token_ids.len());
-        truth.extend(run_alone(&longer).0);
+        truth.extend(run_alone(&longer, &[]).0);
         self.truth.insert(spec.request_id, truth);
         let expected = Expected {
             outputs,
@@ -128,7 +128,9 @@ impl Harness {
                 }
             })
             .collect();
-        let outputs = self.scheduler.apply(step.step_id, &step.results, &status, 0);
+        let outputs = self
+            .scheduler
+            .apply(step.step_id, &step.results, &status, 0);
         self.take(&outputs.unwrap());
         self.check();
         true
@@ -214,8 +216,13 @@ impl Harness {
         for index in 0..outputs.len() {
             let request = self.requests.get_mut(&outputs.request_ids[index]).unwrap();
             assert_eq!(request.ended, None, "S9: nothing comes after the end");
-            let (first, end) = (outputs.token_offsets[index], outputs.token_offsets[index + 1]);
-            request.seen.extend(&outputs.token_ids[first as usize..end as usize]);
+            let (first, end) = (
+                outputs.token_offsets[index],
+                outputs.token_offsets[index + 1],
+            );
+            request
+                .seen
+                .extend(&outputs.token_ids[first as usize..end as usize]);
             let code = outputs.finish_codes[index];
             let output_len = outputs.output_lens[index] as usize;
             if code == FinishCode::StopString {
@@ -248,7 +255,10 @@ impl Harness {
                 let readers = step.readable.iter().filter(|(id, _)| *id != writer);
                 for (reader, readable) in readers {
                     let shared: Vec<_> = readable.intersection(pages).collect();
-                    assert!(shared.is_empty(), "S3: {writer} writes {shared:?} of {reader}");
+                    assert!(
+                        shared.is_empty(),
+                        "S3: {writer} writes {shared:?} of {reader}"
+                    );
                 }
             }
         }
@@ -263,9 +273,16 @@ impl Harness {
         assert!(plan.page_deltas.len() <= capacity.deltas as usize);
         assert!(plan.released_slots.len() < capacity.slots as usize);
         let slots: HashSet<i32> = plan.request_slot.iter().copied().collect();
-        assert_eq!(slots.len(), plan.request_slot.len(), "a slot is in a step once");
+        assert_eq!(
+            slots.len(),
+            plan.request_slot.len(),
+            "a slot is in a step once"
+        );
         if plan.phase == Phase::Prefill && config.chunked_prefill_size > 0 {
-            assert!(plan.positions.len() as i64 <= config.chunked_prefill_size, "S7");
+            assert!(
+                i64::try_from(plan.positions.len()).unwrap() <= config.chunked_prefill_size,
+                "S7"
+            );
         }
         for request in 0..plan.request_id.len() {
             let is_decode = plan.history_ids[request] == [-2; 3];
@@ -279,7 +296,10 @@ impl Harness {
                 self.check_chunk(plan, request, &config);
             }
         }
-        assert!(self.open_prompts.len() <= 1, "one partly planned prompt at most");
+        assert!(
+            self.open_prompts.len() <= 1,
+            "one partly planned prompt at most"
+        );
     }
 
     fn check_chunk(&mut self, plan: &StepPlan, request: usize, config: &SchedulerConfig) {
@@ -288,10 +308,14 @@ impl Harness {
         let start = plan.start_position[request];
         let end = start + rows;
         let (hit, replay) = (plan.cached_len[request], plan.replay_len[request]);
-        let (window, page) = (config.window.cast_signed(), config.page_size.cast_signed());
+        let window = i32::try_from(config.window).unwrap();
+        let page = i32::try_from(config.page_size).unwrap();
         let is_last = plan.samples[request] == 1;
         assert_eq!(hit % page, 0);
-        assert!(hit == 0 || hit > window, "a hit of a window or less is refused");
+        assert!(
+            hit == 0 || hit > window,
+            "a hit of a window or less is refused"
+        );
         let floor = plan.window_floor[request];
         assert_eq!(floor, if hit > 0 { hit - window } else { 0 });
         assert_eq!(plan.write_floor[request], hit);
@@ -301,13 +325,19 @@ impl Harness {
             assert_eq!(start, hit - replay);
             self.open_prompts.insert(id);
         }
-        self.chunks.entry(id).or_default().push((start, end, replay));
+        self.chunks
+            .entry(id)
+            .or_default()
+            .push((start, end, replay));
         let cuts_tail = config.decoder_replay && !self.requests[&id].spec.whole_extend;
         if is_last {
             self.open_prompts.remove(&id);
             let prompt_len = i32::try_from(self.requests[&id].spec.token_ids.len()).unwrap();
             assert!(end >= prompt_len, "the prompt is complete");
-            assert!(rows - replay >= window.min(end - hit), "S7: last chunk of a window at least");
+            assert!(
+                rows - replay >= window.min(end - hit),
+                "S7: last chunk of a window at least"
+            );
             let tail = if cuts_tail { window.min(rows) } else { rows };
             assert_eq!(plan.tail_len[request], tail);
         } else {

@@ -58,6 +58,8 @@ pub fn spec(request_id: u64, token_ids: Vec<u32>, max_new_tokens: u32) -> Reques
 /// Prompt number `family` of `len` tokens: prompts of a family share all but their lengths.
 pub fn prompt(family: u32, len: u32) -> Vec<u32> {
     (0..len)
-        .map(|position| 2 + oracle::mix(u64::from(family) << 32 | u64::from(position)) % (VOCAB - 2))
+        .map(|position| {
+            2 + oracle::mix(u64::from(family) << 32 | u64::from(position)) % (VOCAB - 2)
+        })
         .collect()
 }

@@ -1,7 +1,7 @@
 //! What a request must produce, computed alone and in order.
 use dsserve_scheduler::{FinishCode, RequestSpec};
 
-use super::{EOS, VOCAB};
+use super::VOCAB;
 
 /// Scrambles a word.
 pub fn mix(mut word: u64) -> u32 {
@@ -21,7 +21,7 @@ pub fn next_token(last: &[u32], position: u32) -> u32 {
 }
 
 /// Output ids and finish code of a request that runs alone.
-pub fn run_alone(spec: &RequestSpec) -> (Vec<u32>, FinishCode) {
+pub fn run_alone(spec: &RequestSpec, eos_token_ids: &[u32]) -> (Vec<u32>, FinishCode) {
     let mut tokens = spec.token_ids.clone();
     let prompt_len = tokens.len();
     if spec.max_new_tokens == 0 {
@@ -32,7 +32,8 @@ pub fn run_alone(spec: &RequestSpec) -> (Vec<u32>, FinishCode) {
         let id = next_token(&tokens, position);
         tokens.push(id);
         let output = &tokens[prompt_len..];
-        let is_stop = spec.stop_token_ids.contains(&id) || (!spec.ignore_eos && id == EOS);
+        let is_stop =
+            spec.stop_token_ids.contains(&id) || (!spec.ignore_eos && eos_token_ids.contains(&id));
         if is_stop && output.len() >= spec.min_new_tokens as usize {
             return (output.to_vec(), FinishCode::StopToken);
         }
