@@ -59,11 +59,10 @@ class PromptEncoder:
         spellings = [token.default_str() for token in _TEXT_TOKENS]
         if is_v41:
             spellings.append(SpecialToken.System.default_str())
-        self.missing_tokens = tuple(
-            spelling for spelling in spellings if self._native.token_to_id(spelling) is None
-        )
-        self.thinking_end_id = self._native.token_to_id(SpecialToken.ThinkingEnd.default_str())
-        parsed_ids = {self._native.token_to_id(token.default_str()) for token in _PARSED_TOKENS}
+        find_id = self._native.added_token_to_id
+        self.missing_tokens = tuple(spelling for spelling in spellings if find_id(spelling) is None)
+        self.thinking_end_id = find_id(SpecialToken.ThinkingEnd.default_str())
+        parsed_ids = {find_id(token.default_str()) for token in _PARSED_TOKENS}
         self.plain_special_ids = frozenset(self._native.special_ids) - parsed_ids
         if self.missing_tokens:
             logger.warning(

@@ -118,7 +118,7 @@ fn decided(bytes: &[u8]) -> (String, Vec<Char>) {
     (text, chars)
 }
 
-fn shown_bytes<'a>(table: &'a TokenTable, id: u32, skip_special: bool) -> &'a [u8] {
+fn shown_bytes(table: &TokenTable, id: u32, skip_special: bool) -> &[u8] {
     if skip_special && table.is_special(id) {
         &[]
     } else {
