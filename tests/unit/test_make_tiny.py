@@ -70,10 +70,10 @@ def test_tiny_has_the_size_of_its_recipe(tiny: Path) -> None:
 
 
 def test_same_seed_gives_the_same_files_in_another_process(tiny: Path, tmp_path: Path) -> None:
-    code = "import sys; from dsserve.debug.make_tiny import main; sys.exit(main(sys.argv[1:]))"
+
     arguments = ["--out", str(tmp_path / "again"), "--seed", "3"]
     environment = os.environ | {"PYTHONHASHSEED": "12345"}
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, env=environment)
+    subprocess.run([sys.executable, "-m", module.__name__, *arguments], check=True, env=environment)
     assert digests(tmp_path / "again") == digests(tiny)
 
 

@@ -160,3 +160,7 @@ def _generation_settings(raw: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
