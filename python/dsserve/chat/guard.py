@@ -10,7 +10,7 @@ from typing import Any
 
 from deepseek_recipe import ConversionError
 
-from dsserve.errors import InvalidRequest
+from dsserve.errors import InvalidRequest, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +22,14 @@ _BLAMED_FIELD = re.compile(r"^(?:Invalid|invalid) '?([a-z_]+)(?:\[\d+\])?'?(?: v
 def recipe_errors(body: Mapping[str, Any]) -> Iterator[None]:
     """Turn every exception of the recipe inside the block into `InvalidRequest`.
 
-    Its conversion errors and those of its JSON reader keep their message; any other gets a generic
-    one and is logged with the hash of `body`, so that it can be found without logging prompts.
+    Its conversion errors and those of its JSON reader keep their message; our own errors pass; any
+    other gets a generic message and is logged with the hash of `body`, so that it can be found without logging prompts.
     """
     try:
         yield
     except ConversionError as error:
         raise _conversion_error(error) from error
-    except InvalidRequest:
+    except RequestError:
         raise
     except UnicodeEncodeError as error:
         raise InvalidRequest(
@@ -41,12 +41,10 @@ def recipe_errors(body: Mapping[str, Any]) -> Iterator[None]:
             raise
         if isinstance(error, ValueError) and str(error).startswith(_SERDE_PREFIX):
             raise InvalidRequest(str(error)) from error
-        logger.warning(
-            "deepseek-recipe failed on body %s with %s: %s",
-            body_hash(body),
-            type(error).__name__,
-            error,
-        )
+        # The message may quote the prompt, so it is for debugging only.
+        name = body_hash(body)
+        logger.warning("deepseek-recipe failed on body %s with %s", name, type(error).__name__)
+        logger.debug("deepseek-recipe on body %s: %s", name, error)
         raise InvalidRequest("the request cannot be converted to a prompt") from error
 
 

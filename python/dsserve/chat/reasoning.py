@@ -43,6 +43,14 @@ def thinking_fields(
     return fields
 
 
+def is_thinking(fields: Mapping[str, Any]) -> bool:
+    """Whether the recipe will think, given the result of `thinking_fields`."""
+    thinking = fields.get("thinking")
+    if isinstance(thinking, Mapping):
+        return thinking.get("type") != "disabled"
+    return fields.get("reasoning_effort") != "none"
+
+
 def template_kwargs(value: object, param: str) -> dict[str, Any]:
     """Check `chat_template_kwargs`; `enable_thinking` is folded into `thinking`.
 

@@ -1,6 +1,5 @@
 """A chat body to prompt ids, resolved sampling and one output stream per choice."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +21,7 @@ from dsserve.chat.guard import recipe_errors
 from dsserve.chat.prompt import PromptEncoder
 from dsserve.chat.settings import ChatSettings
 from dsserve.chat.stream import ChatStream, StreamRules
-from dsserve.errors import ContextTooLong, InvalidRequest, NotFound
-
-logger = logging.getLogger(__name__)
+from dsserve.errors import ConfigError, ContextTooLong, InvalidRequest, NotFound, RequestError
 
 _MODEL_VERSIONS = {
     "v4.1": ModelVersion.DeepseekV41Flash,
@@ -97,7 +94,8 @@ class ChatConverter:
             tokenizer: The same file, if the caller has it loaded already.
 
         Raises:
-            ConfigError: The tokenizer cannot be read or is not byte-level.
+            ConfigError: The tokenizer cannot be read or is not byte-level, or the template defaults
+                are wrong.
         """
         self._settings = settings
         version = _MODEL_VERSIONS[settings.model_version]
@@ -111,9 +109,12 @@ class ChatConverter:
                 else ReasoningContentBehavior.FillEmpty
             )
         )
-        reasoning.template_kwargs(
-            settings.default_chat_template_kwargs, "default_chat_template_kwargs"
-        )
+        try:
+            reasoning.template_kwargs(
+                settings.default_chat_template_kwargs, "default_chat_template_kwargs"
+            )
+        except RequestError as error:
+            raise ConfigError(error.message, param="--default-chat-template-kwargs") from error
 
     def convert(self, body: Mapping[str, Any]) -> ChatJob:
         """Convert the JSON body of `POST /v1/chat/completions`.
@@ -130,8 +131,8 @@ class ChatConverter:
         model = self._model(body)
         seed = request.int_field(body, "seed", least=0, most=_MAX_SEED, default=None)
         num_choices = request.int_field(body, "n", least=1, most=request.MAX_CHOICES, default=1)
-        converted = self._convert(body, model)
-        rules, options = self._parsing(body, converted)
+        converted, policy = self._convert(body, model)
+        rules, options = self._parsing(body, converted, policy)
         prompt_ids = self._encode(body, converted)
         temperature, top_p = self._sampling(body, converted)
         return ChatJob(
@@ -155,8 +156,8 @@ class ChatConverter:
         Raises:
             RequestError: As `convert`.
         """
-        converted = self._convert(body, self._model(body))
-        self._parsing(body, converted)
+        converted, policy = self._convert(body, self._model(body))
+        self._parsing(body, converted, policy)
         return self._encode(body, converted)
 
     def _model(self, body: Mapping[str, Any]) -> str:
@@ -173,19 +174,22 @@ class ChatConverter:
             raise NotFound(message, param="model", code="model_not_found")
         return model
 
-    def _convert(self, body: Mapping[str, Any], model: str) -> ConversationRequest:
+    def _convert(
+        self, body: Mapping[str, Any], model: str
+    ) -> tuple[ConversationRequest, tools.ToolPolicy]:
         thinking = reasoning.thinking_fields(body, self._settings.default_chat_template_kwargs)
+        policy = tools.tool_policy(
+            body,
+            is_thinking=reasoning.is_thinking(thinking),
+            profile=self._settings.api_profile,
+        )
         mapped = request.recipe_body(body, model=model, thinking=thinking)
         with recipe_errors(body):
-            return ChatCompletionRequest(mapped).convert(self._options)
+            return ChatCompletionRequest(mapped).convert(self._options), policy
 
     def _parsing(
-        self, body: Mapping[str, Any], converted: ConversationRequest
+        self, body: Mapping[str, Any], converted: ConversationRequest, policy: tools.ToolPolicy
     ) -> tuple[StreamRules, ParsingOptions]:
-        is_thinking = converted.conversation.thinking_mode
-        policy = tools.tool_policy(
-            body, is_thinking=is_thinking, profile=self._settings.api_profile
-        )
         options = converted.parsing_options
         # The recipe leaves the markup in the content if `tool_choice` is none.
         options.parse_tool_calls = policy.has_tools
