@@ -114,13 +114,28 @@ def free_port() -> int:
 
 
 def start_server(
-    model_path: Path, log: Path, flags: tuple[str, ...], fake: dict[str, Any] | None
+    model_path: Path,
+    log: Path,
+    flags: tuple[str, ...] = (),
+    fake: dict[str, Any] | None = None,
+    *,
+    is_fake: bool = True,
 ) -> ServerProcess:
-    """Start `dsserve launch` with the fake model; `wait_ready` must follow."""
+    """Start `dsserve launch`, with the fake model unless told otherwise; `wait_ready` must follow.
+
+    Args:
+        model_path: A checkpoint; the fake model takes only configuration and tokenizer of it.
+        log: File for the log of both processes.
+        flags: More launch flags.
+        fake: Settings of the fake model.
+        is_fake: False: serve the checkpoint itself.
+    """
     port = free_port()
     command = [sys.executable, "-m", "dsserve.cli.main", "launch"]
-    command += ["--model-path", str(model_path), "--load-format", "fake", "--port", str(port)]
-    command += ["--json-model-override-args", json.dumps({"fake": fake or {}}), *flags]
+    command += ["--model-path", str(model_path), "--port", str(port), *flags]
+    if is_fake:
+        command += ["--load-format", "fake"]
+        command += ["--json-model-override-args", json.dumps({"fake": fake or {}})]
     with log.open("w") as stderr:
         process = subprocess.Popen(
             command,
