@@ -1,0 +1,102 @@
+//! Cost of `next_plan` plus `apply` for a DECODE step of 64, 256 and 1024 running requests.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "criterion's macros define public functions; a failed unwrap ends the benchmark"
+)]
+
+use std::time::{Duration, Instant};
+
+use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
+use dsserve_scheduler::{Namespace, Phase, Policy, RequestSpec, Scheduler, SchedulerConfig};
+
+/// Steps after which a fresh scheduler is built, so that outputs stay below their limit.
+const STEPS: u64 = 2_000;
+const PROMPT_LEN: u32 = 64;
+
+fn running(num_requests: u32) -> Scheduler {
+    let pages_each = (PROMPT_LEN + 2_200).div_ceil(128) + 1;
+    let mut scheduler = Scheduler::new(SchedulerConfig {
+        page_size: 128,
+        num_pages: num_requests * pages_each,
+        max_running_requests: num_requests,
+        max_queued_requests: None,
+        chunked_prefill_size: 8192,
+        max_prefill_tokens: 16_384,
+        context_length: 131_072,
+        window: 128,
+        vocab_size: 129_280,
+        encoder_replay: true,
+        decoder_replay: true,
+        radix_cache: true,
+        policy: Policy::Fcfs,
+        mixed_chunk: false,
+        prefill_decode_interval: 0,
+        conservativeness: 1.0,
+        max_steps_in_flight: 2,
+        stateful_ratio: 2,
+        eos_token_ids: vec![1],
+    })
+    .unwrap();
+    let spec = |request_id: u32| RequestSpec {
+        request_id: u64::from(request_id),
+        token_ids: (0..PROMPT_LEN)
+            .map(|p| 2 + (request_id * 131 + p) % 120_000)
+            .collect(),
+        max_new_tokens: 2_200,
+        min_new_tokens: 0,
+        ignore_eos: true,
+        stop_token_ids: Vec::new(),
+        priority: 0,
+        namespace: Namespace::default(),
+        arrival_us: 0,
+        whole_extend: false,
+    };
+    assert!(scheduler
+        .submit((0..num_requests).map(spec).collect())
+        .is_empty());
+    while step(&mut scheduler) == Phase::Prefill {}
+    assert_eq!(scheduler.stats().num_running, num_requests as usize);
+    scheduler
+}
+
+fn step(scheduler: &mut Scheduler) -> Phase {
+    let plan = scheduler.next_plan(0).unwrap().unwrap();
+    let (step_id, phase, len) = (plan.step_id, plan.phase, plan.request_id.len());
+    let (ids, status) = (vec![7; len], vec![0; len]);
+    scheduler.apply(step_id, &ids, &status, 0).unwrap();
+    phase
+}
+
+fn decode_steps(num_requests: u32, iterations: u64) -> Duration {
+    let mut total = Duration::ZERO;
+    let mut left = iterations;
+    while left > 0 {
+        let mut scheduler = running(num_requests);
+        let steps = left.min(STEPS);
+        let start = Instant::now();
+        for _ in 0..steps {
+            step(&mut scheduler);
+        }
+        total += start.elapsed();
+        left -= steps;
+    }
+    total
+}
+
+fn decode(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decode_step");
+    group.sample_size(20);
+    group.warm_up_time(Duration::from_millis(300));
+    group.measurement_time(Duration::from_secs(2));
+    for num_requests in [64, 256, 1024] {
+        group.throughput(Throughput::Elements(u64::from(num_requests)));
+        group.bench_function(BenchmarkId::from_parameter(num_requests), |bencher| {
+            bencher.iter_custom(|iterations| decode_steps(num_requests, iterations));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, decode);
+criterion_main!(benches);
