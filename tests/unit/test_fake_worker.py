@@ -246,11 +246,40 @@ def test_finds_a_wrong_token(bench):
     fails(bench, "row at position 5 has token", row)
 
 
-def test_finds_a_placeholder_that_the_slot_never_sampled(bench):
+@pytest.mark.parametrize("slot", [1, 2])
+def test_finds_a_placeholder_that_was_not_sampled_since_the_slot_was_taken(bench, slot):
     ids = [*PROMPT, *generate(bench, 1)]
-    row = bench.prefill(1, 2, ids, 0, 14)
+    bench.tables.clear()
+    row = bench.prefill(1, slot, ids, 0, 14)
     row["ids"][-1] = -1
-    fails(bench, r"row at position 13 has token -1 \(plan -1\)", row, released=[1])
+    fails(bench, r"row at position 13 has token -?\d+ \(plan -1\)", row, released=[1])
+
+
+def test_finds_a_slot_taken_over_with_the_pages_of_its_last_request(bench):
+    generate(bench, 1)
+    bench.admit(2, PROMPT)
+    row = bench.prefill(2, 1, PROMPT, 0, 13)
+    assert row["deltas"] == []
+    fails(bench, "written to page 0", row, released=[1])
+
+
+def test_finds_decoder_windows_that_only_the_last_request_of_the_slot_wrote(bench):
+    generate(bench, 1)
+    bench.tables.clear()
+    bench.run(bench.prefill(1, 1, PROMPT, 0, 12, is_last=False), released=[1])
+    fails(bench, "decoder window entry", bench.prefill(1, 1, PROMPT, 12, 13))
+
+
+def test_finds_a_page_that_comes_back_with_other_content(bench):
+    generate(bench, 1)
+    generate(bench, 1, request_id=2, slot=2)
+    first, copy = bench.tables[1][1], bench.tables[2][1]
+    other = [60 + i for i in range(9)]
+    bench.admit(3, other)
+    row = bench.prefill(3, 3, other, 0, 9)
+    bench.run(row | {"deltas": [(1, 1, copy), (3, 0, first), *row["deltas"][1:]]})
+    row = bench.decode(1, 1, 13, tail_floor=5) | {"deltas": [(1, 1, first)]}
+    fails(bench, f"FULL column 1 is page {first}", row)
 
 
 def test_finds_a_skipped_position(bench):

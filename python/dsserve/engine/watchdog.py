@@ -107,10 +107,15 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._stopped.wait(POLL_S):
+            if self._progress is not None:
+                # Should native code keep the interpreter lock, this thread cannot run either: then a
+                # thread without Python dumps the stacks and ends the process (with code 1).
+                faulthandler.dump_traceback_later(2 * self._timeout_s, exit=True)
             code = self.check()
             if code is not None:
                 self._end(code)
                 return
+        faulthandler.cancel_dump_traceback_later()
 
     def _end(self, code: ExitCode) -> None:
         if code is ExitCode.WATCHDOG and self._progress is not None:

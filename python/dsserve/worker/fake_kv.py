@@ -229,18 +229,11 @@ class SlotMemory:
 
     def append(self, plan: FakePlan, token_ids: Ints) -> None:
         """Write each sampling request's next token into its token ring and its true ids."""
-        for request in np.flatnonzero(plan.samples).tolist():
-            slot, position = int(plan.slot[request]), int(plan.end[request])
-            token = int(token_ids[request])
-            if self.truth_len[slot] > position and self.truth[slot, position] != token:
-                raise SlotCheckError(
-                    f"{plan.describe(request)}: token {token} sampled at position {position}, where "
-                    f"{self.truth[slot, position]} was sampled before"
-                )
-            self.truth[slot, position] = token
-            self.truth_len[slot] = max(self.truth_len[slot], position + 1)
-            self.ring_token[slot, position % TOKEN_RING] = token
-            self.ring_position[slot, position % TOKEN_RING] = position
+        slot, position = plan.slot[plan.samples], plan.end[plan.samples]
+        self.truth[slot, position] = token_ids[plan.samples]
+        self.truth_len[slot] = np.maximum(self.truth_len[slot], position + 1)
+        self.ring_token[slot, position % TOKEN_RING] = token_ids[plan.samples]
+        self.ring_position[slot, position % TOKEN_RING] = position
 
     def _release(self, slot: int) -> None:
         request_id = int(self._request_of[slot])
