@@ -12,10 +12,9 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import zmq
@@ -29,8 +28,11 @@ from dsserve.errors import (
     Overloaded,
     rejection_error,
 )
+from dsserve.frontend.stream import OutputDelta, RequestStream
 from dsserve.protocol import engine as wire
 from dsserve.protocol.engine import EngineRequest, FinishCode
+
+__all__ = ["EngineClient", "OutputDelta", "RequestStream"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,111 +44,6 @@ MAX_UNSENT_MESSAGES = 16384
 
 RECEIVE_BURST = 32
 """Messages read before other tasks of the event loop get their turn."""
-
-
-@dataclass(slots=True)
-class OutputDelta:
-    """What is new for one request since the stream was last read.
-
-    Attributes:
-        finish_code: Not `NONE` on the last delta, and only there.
-        output_len: All output tokens so far; after a stop string it may be less than the sum of
-            the deltas, since ids past the kept ones do not count.
-    """
-
-    token_ids: list[int]
-    finish_code: FinishCode
-    prompt_len: int
-    cached_len: int
-    output_len: int
-
-
-class RequestStream:
-    """The output of one request: iterate it until the delta with a finish code.
-
-    Leaving early (`close`, or the end of an `async with` block) aborts the request.
-    """
-
-    def __init__(self, client: "EngineClient", request_id: int) -> None:
-        self.request_id = request_id
-        self._client = client
-        self._pending: OutputDelta | None = None
-        self._error: DsserveError | None = None
-        self._changed = asyncio.Event()
-        self._is_accepted = False
-        self._is_over = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the engine may still send something for it."""
-        return not self._is_over
-
-    async def accepted(self) -> None:
-        """Wait until the scheduler has taken the request.
-
-        Raises:
-            DsserveError: The rejection, or the loss of the engine.
-        """
-        while not self._is_accepted and self._error is None:
-            await self._wait()
-        if not self._is_accepted and self._error is not None:
-            raise self._error
-
-    def __aiter__(self) -> AsyncIterator[OutputDelta]:
-        return self
-
-    async def __anext__(self) -> OutputDelta:
-        while True:
-            if self._pending is not None:
-                delta, self._pending = self._pending, None
-                return delta
-            if self._error is not None:
-                raise self._error
-            if self._is_over:
-                raise StopAsyncIteration
-            await self._wait()
-
-    def close(self) -> None:
-        """Stop reading; aborts the request if it has not ended. A second call does nothing."""
-        self._client.abandon(self.request_id)
-        self._is_over = True
-        self._changed.set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-    def accept(self) -> None:
-        """Called by the client: the scheduler has the request."""
-        self._is_accepted = True
-        self._changed.set()
-
-    def push(self, delta: OutputDelta) -> None:
-        """Called by the client: new tokens or the end."""
-        self._is_accepted = True
-        pending = self._pending
-        if pending is None:
-            self._pending = delta
-        else:
-            pending.token_ids.extend(delta.token_ids)
-            pending.finish_code = delta.finish_code
-            pending.cached_len = delta.cached_len
-            pending.output_len = delta.output_len
-        self._is_over = delta.finish_code is not FinishCode.NONE
-        self._changed.set()
-
-    def fail(self, error: DsserveError) -> None:
-        """Called by the client: what is pending can still be read, then `error` is raised."""
-        if not self._is_over:
-            self._error = error
-            self._is_over = True
-            self._changed.set()
 
 
 class EngineClient:
@@ -286,7 +183,7 @@ class EngineClient:
             raise Overloaded("the engine does not read its messages", retry_after_s=1)
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id} is in use")
-        stream = RequestStream(self, request.request_id)
+        stream = RequestStream(request.request_id, self.abandon)
         self._streams[request.request_id] = stream
         self._submits.append(request)
         self._has_unsent.set()
