@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from dsserve.errors import NotReady
+from dsserve.errors import DsserveError, NotReady
 from dsserve.frontend.output import TokenCounts, finish_error
 from dsserve.protocol.engine import FinishCode
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dsserve.protocol.engine import EngineRequest
 
 
+_GOOD_ENDS = frozenset({"stop_token", "stop_string", "length"})
+
+
 class Choice:
     """One engine request and what was seen of it: iterate it for its output.
 
@@ -27,8 +30,16 @@ class Choice:
         counts: Token counts so far; whoever reads the text corrects `completion` after a stop string.
     """
 
-    def __init__(self, state: ServerState, request: EngineRequest, stream: RequestStream) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        request: EngineRequest,
+        stream: RequestStream,
+        names: tuple[str, ...],
+    ) -> None:
         self.request = request
+        self._names = names
+        self._logged_ids: list[int] = []
         self.counts = TokenCounts(prompt=len(request.token_ids) // 4)
         self._state = state
         self._stream = stream
@@ -41,7 +52,11 @@ class Choice:
         Raises:
             DsserveError: The rejection, or the loss of the engine.
         """
-        await self._stream.accepted()
+        try:
+            await self._stream.accepted()
+        except DsserveError:
+            self._end("rejected")
+            raise
 
     def __aiter__(self) -> Self:
         return self
@@ -49,17 +64,14 @@ class Choice:
     async def __anext__(self) -> OutputDelta:
         if self._is_over:
             raise StopAsyncIteration
-        delta = await anext(self._stream)
+        try:
+            delta = await anext(self._stream)
+        except DsserveError:
+            self._end("lost")
+            raise
         self._observe(delta)
         if delta.finish_code is not FinishCode.NONE:
-            self._end(delta.finish_code)
-            error = finish_error(delta.finish_code)
-            if error is not None:
-                raise error
-            if delta.finish_code is FinishCode.ABORT and self._state.is_draining:
-                raise NotReady(
-                    "the server shut down before the answer was complete", code="shutting_down"
-                )
+            self._end_by(delta.finish_code)
         return delta
 
     async def finish(self, kept_tokens: int) -> None:
@@ -70,12 +82,12 @@ class Choice:
         self._state.client.finish(self.request.request_id, kept_tokens)
         async for delta in self._stream:
             if delta.finish_code is not FinishCode.NONE:
-                self._end(FinishCode.STOP_STRING)
+                self._end("stop_string")
 
     def close(self) -> None:
         """Abort the request if it has not ended; a second call does nothing."""
         if not self._is_over:
-            self._end(FinishCode.ABORT)
+            self._end("abort")
         self._stream.close()
 
     def _observe(self, delta: OutputDelta) -> None:
@@ -84,6 +96,8 @@ class Choice:
         self.counts.completion = delta.output_len
         if not delta.token_ids:
             return
+        if self._state.request_log.wants_texts:
+            self._logged_ids += delta.token_ids
         metrics = self._state.metrics
         now_s = time.monotonic()
         if self._last_s is None:
@@ -93,9 +107,27 @@ class Choice:
         self._last_s = self._state.last_token_s = now_s
         metrics.generation_tokens.inc(len(delta.token_ids))
 
-    def _end(self, code: FinishCode) -> None:
+    def _end_by(self, code: FinishCode) -> None:
+        """Note the engine's last word.
+
+        Raises:
+            DsserveError: If it stands for an error.
+        """
+        self._end(code.name.lower())
+        error = finish_error(code)
+        if error is not None:
+            raise error
+        if code is FinishCode.ABORT and self._state.is_draining:
+            raise NotReady(
+                "the server shut down before the answer was complete", code="shutting_down"
+            )
+
+    def _end(self, reason: str) -> None:
         self._is_over = True
         self._state.live.remove(self.request.request_id)
+        self._state.request_log.ended(
+            self.request, self._names, self.counts, reason, self._logged_ids
+        )
         metrics = self._state.metrics
         metrics.requests.inc()
         metrics.prompt_tokens.inc(self.counts.prompt)
@@ -103,12 +135,10 @@ class Choice:
         metrics.prompt_tokens_histogram.observe(self.counts.prompt)
         metrics.generation_tokens_histogram.observe(self.counts.completion)
         metrics.request_latency.observe(time.monotonic() - self.request.arrival_s)
-        if code is FinishCode.ABORT:
+        if reason == "abort":
             metrics.count_aborted("shutdown" if self._state.is_draining else "client")
-        elif code is FinishCode.DEADLINE:
-            metrics.count_aborted("deadline")
-        elif finish_error(code) is not None:
-            metrics.count_aborted("error")
+        elif reason not in _GOOD_ENDS:
+            metrics.count_aborted(reason)
 
 
 class Generation:
@@ -136,7 +166,8 @@ class Generation:
             for request in self._requests:
                 stream = self._state.client.submit(request)
                 self._state.live.add(request.request_id, self._names)
-                self.choices.append(Choice(self._state, request, stream))
+                self._state.request_log.taken(request, self._names)
+                self.choices.append(Choice(self._state, request, stream, self._names))
             for choice in self.choices:
                 await choice.accepted()
         except BaseException:

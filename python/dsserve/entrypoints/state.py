@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsserve.chat.recipe import ChatConverter
 from dsserve.chat.settings import ChatSettings, SamplingDefaults
+from dsserve.entrypoints.request_log import RequestLog
 from dsserve.errors import ConfigError, DsserveError, InvalidRequest, NotFound, NotReady
 from dsserve.frontend.detokenize import Detokenizer, TextCodec
 from dsserve.frontend.output import system_fingerprint
@@ -106,6 +107,7 @@ class ServerState:
     converter: ChatConverter
     metrics: Metrics
     executor: ThreadPoolExecutor
+    request_log: RequestLog
     live: LiveRequests = field(default_factory=LiveRequests)
     started_s: float = field(default_factory=time.time)
     is_draining: bool = False
@@ -221,6 +223,7 @@ def build_state(
         detokenizer=Detokenizer(codec.tokenizer),
         converter=converter,
         metrics=Metrics(model_name=config.served_model_name),
+        request_log=RequestLog(config, codec),
         executor=ThreadPoolExecutor(config.tokenizer_worker_num, thread_name_prefix="text"),
     )
 

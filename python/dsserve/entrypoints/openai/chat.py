@@ -42,7 +42,6 @@ async def create_chat_completion(request: Request) -> Response:
     raw = refuse_unsupported(await read_object(request), CHAT)
     body = validate(ChatBody, raw)
     _refuse_text_options(body)
-    refuse_strict_tools(body.tools)
     state.check_takes_requests()
     model = state.check_model(body.model)
     raw |= {"model": model, "seed": None}  # the seed is ours: the recipe knows no negative one
@@ -57,22 +56,6 @@ async def create_chat_completion(request: Request) -> Response:
 def conversation_size(messages: list[dict[str, Any]]) -> int:
     """Return about how many characters a conversation has."""
     return sum(len(str(message.get("content", ""))) for message in messages)
-
-
-def refuse_strict_tools(tools: list[dict[str, Any]] | None) -> None:
-    """Refuse `strict: true`, before the recipe finds fault with the schemas of such tools.
-
-    Raises:
-        Unsupported: Naming the tool.
-    """
-    for index, tool in enumerate(tools or ()):
-        function = tool.get("function")
-        if isinstance(function, dict) and function.get("strict"):
-            param = f"tools[{index}].function.strict"
-            raise Unsupported(
-                f"'{param}' is not supported: constrained output does not work in this version yet",
-                param=param,
-            )
 
 
 def _refuse_text_options(body: ChatBody) -> None:
