@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 mod buffers;
 mod errors;
 mod radix_cache;
+mod request;
 mod scheduler;
 mod tokenizer;
 

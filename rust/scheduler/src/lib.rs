@@ -19,6 +19,8 @@ mod retract;
 mod scheduler;
 mod state;
 mod stats;
+mod step;
+mod submit;
 mod table;
 
 pub use config::{Policy, SchedulerConfig};

@@ -3,14 +3,13 @@ use std::mem;
 
 use dsserve_radix_cache::{CacheConfig, RadixCache};
 
-use crate::budget::{Budget, NewTokenRatio};
+use crate::budget::NewTokenRatio;
 use crate::config::SchedulerConfig;
 use crate::error::{Result, SchedulerError};
-use crate::event::{FinishCode, Rejection, StepOutputs};
-use crate::overlap::{InFlight, Quarantine, StepRecord, StepRow};
-use crate::plan::{Phase, PlanCapacity, StepPlan};
+use crate::event::{FinishCode, StepOutputs};
+use crate::overlap::{InFlight, Quarantine, StepRecord};
+use crate::plan::{PlanCapacity, StepPlan};
 use crate::queue::Queue;
-use crate::request::{Request, RequestSpec};
 use crate::state::State;
 use crate::stats::Counters;
 use crate::table::{Key, Table};
@@ -50,11 +49,11 @@ pub struct Scheduler {
     pub(crate) has_retracted: bool,
     pub(crate) scratch: Vec<Key>,
     /// DECODE steps due before the next PREFILL step.
-    decodes_due: u32,
+    pub(crate) decodes_due: u32,
     decode_keys: Vec<Key>,
     /// Requests that attempted an illegal state move.
     faulted: Vec<Key>,
-    next_sequence: u64,
+    pub(crate) next_sequence: u64,
 }
 
 impl Scheduler {
@@ -108,26 +107,6 @@ impl Scheduler {
     #[must_use]
     pub fn plan_capacity(&self) -> PlanCapacity {
         PlanCapacity::of(&self.config)
-    }
-
-    /// Queues requests; returns those that are refused.
-    pub fn submit(&mut self, specs: Vec<RequestSpec>) -> Vec<Rejection> {
-        let mut rejections = Vec::new();
-        for spec in specs {
-            let request_id = spec.request_id;
-            match self.check_spec(spec) {
-                Ok(request) => self.accept(request),
-                Err((code, message)) => {
-                    self.counters.rejected += 1;
-                    rejections.push(Rejection {
-                        request_id,
-                        code,
-                        message,
-                    });
-                }
-            }
-        }
-        rejections
     }
 
     /// Plans the next step, or `None` when nothing can run now.
@@ -241,160 +220,6 @@ impl Scheduler {
     pub fn oldest_has_prefill(&self) -> bool {
         let oldest = self.in_flight.oldest();
         oldest.is_some_and(|record| record.rows.first().is_some_and(|row| row.is_prefill))
-    }
-
-    fn check_spec(
-        &self,
-        spec: RequestSpec,
-    ) -> std::result::Result<Request, (&'static str, String)> {
-        let config = &self.config;
-        if self.requests.find(spec.request_id).is_some() {
-            let message = format!("request {} is known and has not ended", spec.request_id);
-            return Err(("duplicate_request_id", message));
-        }
-        if spec.token_ids.is_empty() {
-            return Err(("empty_prompt", "the prompt has no tokens".to_owned()));
-        }
-        let vocab_size = config.vocab_size;
-        let mut ids = spec.token_ids.iter().chain(&spec.stop_token_ids);
-        if let Some(id) = ids.find(|id| **id >= vocab_size) {
-            let message = format!("token id {id} is outside the vocabulary of {vocab_size}");
-            return Err(("invalid_token_id", message));
-        }
-        let (prompt_len, limit) = (spec.token_ids.len() as u64, config.context_length);
-        let total = prompt_len + u64::from(spec.max_new_tokens);
-        if total > u64::from(limit) {
-            let message = format!(
-                "the prompt has {prompt_len} tokens and max_new_tokens is {}: {total} exceed the \
-                 context length of {limit}; shorten either",
-                spec.max_new_tokens
-            );
-            return Err(("context_length_exceeded", message));
-        }
-        let request = Request::new(spec, self.next_sequence);
-        if let Some((pool, units, capacity)) = self.never_fits(&request) {
-            let message = format!(
-                "the request needs {units} units of pool {}, which has {capacity}; shorten the \
-                 prompt or max_new_tokens",
-                pool.name()
-            );
-            return Err(("pool_capacity_exceeded", message));
-        }
-        let limit = config.max_queued_requests.map(|limit| limit as usize);
-        if limit.is_some_and(|limit| self.waiting.len() >= limit) {
-            let message = format!("{} requests are waiting; try later", self.waiting.len());
-            return Err(("queue_full", message));
-        }
-        Ok(request)
-    }
-
-    fn accept(&mut self, request: Request) {
-        self.next_sequence += 1;
-        self.counters.submitted += 1;
-        let wants_nothing = request.spec.max_new_tokens == 0;
-        let key = self.requests.insert(request);
-        self.waiting.push(key);
-        if wants_nothing {
-            let ended = self.end_request(key, FinishCode::Length, None);
-            debug_assert!(ended.is_ok(), "a waiting request holds nothing");
-        }
-    }
-
-    /// Fills the plan: prompts first unless decode steps are due.
-    fn build(&mut self, keys: &mut Vec<Key>) -> Result<()> {
-        keys.clear();
-        let has_prompts = self.carried.is_some() || !self.waiting.is_empty();
-        let prompts_first = has_prompts && (self.decodes_due == 0 || self.running.is_empty());
-        if prompts_first {
-            if self.config.mixed_chunk {
-                self.prepare_decode(keys)?;
-            }
-            self.push_prompts(keys.len())?;
-        }
-        if self.record.rows.is_empty() && keys.is_empty() {
-            self.prepare_decode(keys)?;
-            if keys.is_empty() && has_prompts && !prompts_first {
-                // Decode rows were due but none can run now: prompts need not wait for them.
-                self.push_prompts(0)?;
-            }
-        }
-        let has_prompt_rows = !self.record.rows.is_empty();
-        self.plan.phase = if has_prompt_rows {
-            Phase::Prefill
-        } else {
-            Phase::Decode
-        };
-        self.push_decode_rows(keys);
-        Ok(())
-    }
-
-    fn push_prompts(&mut self, decode_rows: usize) -> Result<()> {
-        let decode_rows = crate::request::len_u32(decode_rows);
-        let mut budget = Budget::new(&self.config, decode_rows);
-        if let Some(key) = self.carried {
-            let request = self.requests.live(key);
-            if let Some(end) = self.carried_chunk(request, &budget) {
-                let is_last = end == request.prefill_len;
-                self.push_chunk(key, end, 0, &mut budget);
-                if is_last {
-                    self.carried = None;
-                    self.enter(key, State::Running);
-                    self.running.push(key);
-                }
-            }
-        }
-        if self.has_retracted {
-            return Ok(());
-        }
-        self.admit_waiting(&mut budget)
-    }
-
-    /// Books rows of a request up to position `end`: page-table entries, record, progress.
-    pub(crate) fn note_rows(&mut self, key: Key, end: u32, samples: bool, is_prefill: bool) {
-        let request = self.requests.live_mut(key);
-        let columns = end.div_ceil(self.config.page_size);
-        for column in request.sent_columns..columns {
-            let page = request.pages[column as usize];
-            self.plan.push_delta(request.slot, column, page);
-        }
-        request.sent_columns = request.sent_columns.max(columns);
-        request.planned_len = end;
-        request.pending_tokens += u32::from(samples);
-        request.last_step = self.record.step_id;
-        self.record.rows.push(StepRow {
-            key,
-            admission: request.admission,
-            end,
-            samples,
-            is_prefill,
-        });
-    }
-
-    fn finish_plan(&mut self, record: StepRecord) {
-        let plan = &mut self.plan;
-        plan.step_id = record.step_id;
-        for (key, admission, column) in self.rewritten.drain(..) {
-            let request = self.requests.get(key);
-            let is_same = |request: &&Request| request.slot != 0 && request.admission == admission;
-            if let Some(request) = request.filter(is_same) {
-                plan.push_delta(request.slot, column, request.pages[column as usize]);
-            }
-        }
-        plan.released_slots
-            .extend(self.released_slots.drain(..).map(crate::plan::signed));
-        let totals = plan.totals;
-        if plan.phase == Phase::Prefill {
-            self.decodes_due = self.config.prefill_decode_interval;
-            self.counters.prefill_steps += 1;
-            self.counters.prefill_tokens += u64::from(totals.prefill_tokens);
-            self.counters.encoder_replay_rows += u64::from(totals.replay_rows);
-            self.counters.decoder_tail_rows += u64::from(totals.tail_rows);
-        } else {
-            self.decodes_due = self.decodes_due.saturating_sub(1);
-            self.counters.decode_steps += 1;
-            self.ratio.decay();
-        }
-        self.in_flight.push(record);
     }
 
     /// Drops requests that ended or were retracted from the running list.

@@ -1,0 +1,97 @@
+//! A submitted request: from a dict to the scheduler's `RequestSpec`.
+use std::collections::HashSet;
+
+use dsserve_scheduler as core;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::errors::SchedulerError;
+
+/// Keys of a submitted request.
+const SPEC_KEYS: [&str; 11] = [
+    "request_id",
+    "token_ids",
+    "max_new_tokens",
+    "min_new_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "priority",
+    "extra_key",
+    "cache_salt",
+    "arrival_us",
+    "whole_extend",
+];
+
+/// Reads a request.
+///
+/// # Errors
+/// `SchedulerError` naming a key that is missing, unknown or of a wrong type.
+pub fn parse_spec(dict: &Bound<'_, PyDict>) -> PyResult<core::RequestSpec> {
+    let known: HashSet<&str> = SPEC_KEYS.into();
+    for key in dict.keys() {
+        let key: String = key.extract()?;
+        if !known.contains(key.as_str()) {
+            return Err(SchedulerError::new_err(format!(
+                "unknown request key {key}"
+            )));
+        }
+    }
+    Ok(core::RequestSpec {
+        request_id: required(dict, "request_id")?,
+        token_ids: ids(dict, "token_ids")?
+            .ok_or_else(|| SchedulerError::new_err("request key token_ids is missing"))?,
+        max_new_tokens: required(dict, "max_new_tokens")?,
+        min_new_tokens: optional(dict, "min_new_tokens")?.unwrap_or(0),
+        ignore_eos: optional(dict, "ignore_eos")?.unwrap_or(false),
+        stop_token_ids: ids(dict, "stop_token_ids")?.unwrap_or_default(),
+        priority: optional(dict, "priority")?.unwrap_or(0),
+        namespace: core::Namespace {
+            extra_key: optional(dict, "extra_key")?,
+            cache_salt: optional(dict, "cache_salt")?,
+            ..core::Namespace::default()
+        },
+        arrival_us: optional(dict, "arrival_us")?.unwrap_or(0),
+        whole_extend: optional(dict, "whole_extend")?.unwrap_or(false),
+    })
+}
+
+/// The value of a key; `None` stands for absent.
+fn optional<'py, T>(dict: &Bound<'py, PyDict>, key: &str) -> PyResult<Option<T>>
+where
+    T: for<'a> FromPyObject<'a, 'py>,
+{
+    let Some(value) = dict.get_item(key)?.filter(|value| !value.is_none()) else {
+        return Ok(None);
+    };
+    let extracted: PyResult<T> = T::extract(value.as_borrowed()).map_err(Into::into);
+    extracted
+        .map(Some)
+        .map_err(|error| SchedulerError::new_err(format!("request key {key}: {error}")))
+}
+
+fn required<'py, T>(dict: &Bound<'py, PyDict>, key: &str) -> PyResult<T>
+where
+    T: for<'a> FromPyObject<'a, 'py>,
+{
+    optional(dict, key)?
+        .ok_or_else(|| SchedulerError::new_err(format!("request key {key} is missing")))
+}
+
+fn ids(dict: &Bound<'_, PyDict>, key: &str) -> PyResult<Option<Vec<u32>>> {
+    let Some(value) = dict.get_item(key)?.filter(|value| !value.is_none()) else {
+        return Ok(None);
+    };
+    let bytes = value.cast::<PyBytes>().map_err(|_| {
+        SchedulerError::new_err(format!(
+            "request key {key} must be bytes (u32 little-endian)"
+        ))
+    })?;
+    let words = bytes.as_bytes().chunks_exact(4);
+    if !words.remainder().is_empty() {
+        let len = bytes.as_bytes().len();
+        let message = format!("request key {key} has {len} bytes, not whole u32");
+        return Err(SchedulerError::new_err(message));
+    }
+    let to_id = |word: &[u8]| u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    Ok(Some(words.map(to_id).collect()))
+}
