@@ -72,8 +72,9 @@ $(INSTALLED): pyproject.toml tools/build_backend.py
 	  $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(INSTALLED) $(BUILT)
 
+# The guard: an installation has just built it, and make does not look again at a file it had found missing.
 $(BUILT): $(INSTALLED) $(RUST_SOURCES)
-	@tools/preflight.sh >/dev/null
-	@echo "Building the Rust extension"
-	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	@touch $(BUILT)
+	@if ! test -f $(BUILT) || test -n "$$(find $(RUST_SOURCES) -newer $(BUILT))"; then \
+	  tools/preflight.sh >/dev/null && echo "Building the Rust extension" && \
+	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable . && \
+	  touch $(BUILT); fi
