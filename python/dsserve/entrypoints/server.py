@@ -56,21 +56,17 @@ def run_server(config: ServerConfig) -> int:
 
     Returns:
         The exit code of the process.
+
+    Raises:
+        ConfigError: The port is in use, or the tokenizer cannot be read.
     """
     setup_logging(config.log_level, use_json=config.log_json, process="api")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    try:
-        listener = bind(config.host, config.port)
-    except ConfigError as error:
-        logger.error("%s", error)  # noqa: TRY400 - a wrong flag, not a failure of ours
-        return EXIT_CONFIG
-    with contextlib.closing(listener):
-        try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                return runner.run(_Server(config, listener).run())
-        except ConfigError as error:
-            logger.error("%s", error)  # noqa: TRY400
-            return EXIT_CONFIG
+    with (
+        contextlib.closing(bind(config.host, config.port)) as listener,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_Server(config, listener).run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -135,7 +131,11 @@ class _Server:
             supervisor = EngineSupervisor(config, on_exit=self._on_engine_exit)
             self._supervisor = supervisor
             client = EngineClient(supervisor.ipc_dir, on_progress=bar.update)
-            state = self._state = build_state(config, model_config, client)
+            try:
+                state = self._state = build_state(config, model_config, client)
+            except ConfigError:
+                await supervisor.stop(timeout_s=0.0)
+                raise
             http = self._http = _HttpServer(
                 uvicorn.Config(
                     create_app(state),
@@ -246,9 +246,9 @@ class _Server:
 
     async def _end_engine(self, state: ServerState) -> None:
         self._is_ending = True
-        is_hurried = len(self._signals) > 1 or self._engine_died.is_set()
-        if not is_hurried:
-            state.client.shutdown(grace_s=0.0)
+        state.client.shutdown(grace_s=0.0)  # says nothing to an engine that is lost
+        is_hurried = len(self._signals) > 1
+        # Also an engine that failed gets the time to end by itself, for the sake of its exit code.
         await self._supervisor.stop(timeout_s=0.0 if is_hurried else ENGINE_STOP_TIMEOUT_S)
         await state.client.close()
         state.executor.shutdown(wait=False, cancel_futures=True)

@@ -47,7 +47,8 @@ class Metrics:
     """
 
     def __init__(self, *, model_name: str, role: str = "unified") -> None:
-        disable_created_metrics()  # a second series per counter that nobody reads
+        # A second series per counter that nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # not annotated there
         self.registry = CollectorRegistry()
         self._constant = {"model_name": model_name, "dp_rank": "0", "role": role}
 
