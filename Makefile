@@ -13,7 +13,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-rust test-py test-all build lint fmt bench docs wheel clean
+.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench docs wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -24,7 +24,7 @@ serve: build ## Start a server on 127.0.0.1:30000 with the embedded model; flags
 chat: build ## Talk to a running server in the terminal
 	@exec $(BIN)/dsserve chat $(ARGS)
 
-test: test-rust test-py ## Run all default tests (Rust and Python)
+test: test-rust test-py test-wheel ## Run all default tests (Rust, Python, the wheel)
 
 test-rust: ## Run the tests of the Rust crates
 	@tools/preflight.sh >/dev/null
@@ -32,6 +32,9 @@ test-rust: ## Run the tests of the Rust crates
 
 test-py: build ## Run the default Python tests; flags: make test-py ARGS="-k radix"
 	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+
+test-wheel: build ## Build a wheel and look into it
+	$(BIN)/pytest -m slow tests/unit/test_packaging.py
 
 test-all: test-rust build ## Run every test that needs no GPU, the slow ones too
 	$(BIN)/pytest -m "not gpu" $(ARGS)
