@@ -220,8 +220,11 @@ impl Scheduler {
     /// Whether to leave a request waiting because another one computes a prefix of it right now,
     /// which it can then hit (`serving.md` a.5).
     fn hold_back(&mut self, key: Key) -> bool {
-        let holds = self.requests.live(key).waiting.holds;
-        if self.fresh.is_empty() || holds >= MAX_HOLDS || !self.config.uses_tree() {
+        let step_id = self.record.step_id;
+        let waiting = &self.requests.live(key).waiting;
+        let is_counted = waiting.held_step == step_id;
+        let may_wait = is_counted || waiting.holds < MAX_HOLDS;
+        if self.fresh.is_empty() || !may_wait || !self.config.uses_tree() {
             return false;
         }
         self.refresh_match(key);
@@ -236,9 +239,12 @@ impl Scheduler {
         if !gains {
             return false;
         }
-        let request = self.requests.live_mut(key);
-        request.waiting.holds += 1;
-        self.counters.held_back += 1;
+        if !is_counted {
+            let waiting = &mut self.requests.live_mut(key).waiting;
+            waiting.holds += 1;
+            waiting.held_step = step_id;
+            self.counters.held_back += 1;
+        }
         true
     }
 

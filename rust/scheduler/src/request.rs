@@ -78,6 +78,8 @@ pub(crate) struct WaitingInfo {
     pub hit_version: Option<u64>,
     /// Steps it was held back for a request with the same prefix.
     pub holds: u8,
+    /// The last of them: asking for the same step again is not another one.
+    pub held_step: u64,
     /// Times a later request was admitted before it.
     pub overtaken: u32,
 }

@@ -335,6 +335,18 @@ fn equal_prompts_that_arrive_together_share_the_first_ones_pages() {
 }
 
 #[test]
+fn asking_in_vain_does_not_use_up_the_steps_a_request_waits_for_its_prefix() {
+    let mut s = scheduler(config());
+    s.submit(vec![spec(1, prompt(0, 20), 1), spec(2, prompt(0, 20), 1)]);
+    let plan = s.next_plan(0).unwrap().unwrap().clone();
+    for _ in 0..5 {
+        assert!(s.next_plan(0).unwrap().is_none());
+    }
+    apply(&mut s, &plan);
+    assert_eq!(run_step(&mut s).0.cached_len, [16]);
+}
+
+#[test]
 fn different_prompts_are_not_held_back() {
     let mut s = scheduler(config());
     s.submit(vec![spec(1, prompt(0, 12), 3), spec(2, prompt(1, 12), 3)]);

@@ -69,6 +69,44 @@ fn crowded(depth: usize) -> Harness {
 }
 
 #[test]
+fn a_step_takes_no_second_prompt_past_its_token_limit() {
+    for (max_prefill_tokens, expected) in [(23, 1), (24, 2)] {
+        let mut s = scheduler(SchedulerConfig {
+            max_prefill_tokens,
+            ..config()
+        });
+        s.submit(vec![spec(1, prompt(0, 12), 3), spec(2, prompt(1, 12), 3)]);
+        assert_eq!(run_step(&mut s).0.admitted.len(), expected);
+    }
+}
+
+#[test]
+fn a_match_from_before_a_flush_is_not_used() {
+    let mut s = scheduler(SchedulerConfig {
+        num_pages: 30,
+        ..config()
+    });
+    s.submit(vec![spec(1, prompt(0, 40), 1)]);
+    while s.has_work() {
+        run_step(&mut s);
+    }
+    s.submit(vec![spec(2, prompt(1, 20), 60)]);
+    run_step(&mut s);
+    s.submit(vec![spec(3, prompt(0, 40), 40)]);
+    assert!(
+        run_step(&mut s).0.admitted.is_empty(),
+        "no pages for it yet"
+    );
+    s.abort(&[2]).unwrap();
+    assert!(s.flush().is_ok());
+    let (plan, _) = run_step(&mut s);
+    assert_eq!(
+        (&plan.admitted[..], &plan.cached_len[..]),
+        (&[3][..], &[0][..])
+    );
+}
+
+#[test]
 fn requests_that_outgrow_the_pool_take_turns_and_lose_nothing() {
     for depth in 1..=2 {
         let mut harness = crowded(depth);

@@ -93,13 +93,22 @@ impl Harness {
     /// Plans and launches a step; false if there was none.
     pub fn launch(&mut self) -> bool {
         let is_idle = self.scheduler.steps_in_flight() == 0 && self.scheduler.has_work();
+        let retracted = self.scheduler.stats().counters.retracted;
         let Some(plan) = self.scheduler.next_plan(0).unwrap().cloned() else {
             self.check();
+            let again = self.scheduler.next_plan(0).unwrap();
+            assert_eq!(again, None, "asking again changes nothing");
             // S8: with nothing in flight there is nothing to wait for.
             assert!(!is_idle, "S8: work is left and no step is planned");
             return false;
         };
         self.check_plan(&plan);
+        if self.scheduler.stats().counters.retracted > retracted {
+            assert!(
+                plan.admitted.is_empty(),
+                "a step that retracts admits nobody"
+            );
+        }
         let (results, touched) = self.device.run(&plan, &self.truth);
         self.check_hazards(&touched);
         self.launched.push_back(Launched {
