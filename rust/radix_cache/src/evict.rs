@@ -31,13 +31,8 @@ impl EvictionOrder {
     }
 
     pub(crate) fn push_newest(&mut self, arena: &mut Arena, node: u32) {
-        self.link(arena, self.newest, node, NIL);
-    }
-
-    /// Puts `node` right after `anchor`.
-    pub(crate) fn insert_newer_than(&mut self, arena: &mut Arena, anchor: u32, node: u32) {
-        let newer = arena[anchor].newer;
-        self.link(arena, anchor, node, newer);
+        self.join(arena, self.newest, node);
+        self.join(arena, node, NIL);
     }
 
     pub(crate) fn remove(&mut self, arena: &mut Arena, node: u32) {
@@ -54,11 +49,6 @@ impl EvictionOrder {
             let newer = arena[node].newer;
             (newer != NIL).then_some(newer)
         })
-    }
-
-    fn link(&mut self, arena: &mut Arena, older: u32, node: u32, newer: u32) {
-        self.join(arena, older, node);
-        self.join(arena, node, newer);
     }
 
     /// Makes two nodes (or an end of the list) neighbours.

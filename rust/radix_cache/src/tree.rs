@@ -271,7 +271,8 @@ impl RadixCache {
             .child_key(first, self.tokens.page(tail_key_page));
         self.children.insert(&mut self.arena, key, node);
         if lock_count == 0 {
-            self.order.insert_newer_than(&mut self.arena, node, first);
+            // The caller touches it next, and its ancestors after it.
+            self.order.push_newest(&mut self.arena, first);
         }
         first
     }

@@ -40,7 +40,9 @@ fn config_with_a_wrong_value_is_refused_by_name() {
         ),
         (
             CacheConfig {
-                num_pages: 1 << 30,
+                // Few pages: were this accepted, it should not fill the machine.
+                page_size: 1 << 31,
+                num_pages: 2,
                 ..good
             },
             "num_pages",
