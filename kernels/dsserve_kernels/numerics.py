@@ -25,7 +25,9 @@ class Numerics:
 
 
 #: The released code's roundings; the numerics of `golden.safetensors`.
-RELEASED = Numerics("released", torch.bfloat16, quantize_activations=True, round_softmax_weights=True)
+RELEASED = Numerics(
+    "released", torch.bfloat16, quantize_activations=True, round_softmax_weights=True
+)
 #: No rounding of activations; the numerics of `golden_fp32.safetensors`.
 FP32 = Numerics("fp32", torch.float32, quantize_activations=False, round_softmax_weights=False)
 

@@ -41,7 +41,9 @@ class Registry:
         """Register a body; a second one of the same name is a mistake of ours."""
         bodies = self.by_operator.setdefault(implementation.operator, [])
         if any(body.name == implementation.name for body in bodies):
-            raise ValueError(f"operator {implementation.operator} already has a body {implementation.name}")
+            raise ValueError(
+                f"operator {implementation.operator} already has a body {implementation.name}"
+            )
         bodies.insert(0, implementation)
 
     def operators(self) -> list[str]:
@@ -56,7 +58,11 @@ def reference(operator: str) -> Callable[[BodyT], BodyT]:
     """Register a function as the reference body: any device, any policy, the oracle of all tests."""
 
     def register(body: BodyT) -> BodyT:
-        REGISTRY.add(Implementation(operator, "reference", body, ("cpu", "cuda"), ("released", "fp32", "fast")))
+        REGISTRY.add(
+            Implementation(
+                operator, "reference", body, ("cpu", "cuda"), ("released", "fp32", "fast")
+            )
+        )
         return body
 
     return register

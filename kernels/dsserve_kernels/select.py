@@ -41,9 +41,17 @@ def select_operators(platform: str, numerics: str) -> Operators:
         raise SelectionError(
             f"{PREFIX}{unknown[0].upper()}: no such operator; there are: {', '.join(REGISTRY.operators())}"
         )
-    chosen = {name: _choose(name, platform, numerics, overrides.get(name)) for name in REGISTRY.operators()}
+    chosen = {
+        name: _choose(name, platform, numerics, overrides.get(name))
+        for name in REGISTRY.operators()
+    }
     others = {name: body.name for name, body in chosen.items() if body.name != "reference"}
-    logger.info("kernels on %s (%s): reference for all operators but %s", platform, numerics, others or "none")
+    logger.info(
+        "kernels on %s (%s): reference for all operators but %s",
+        platform,
+        numerics,
+        others or "none",
+    )
     return Operators(**{name: implementation.body for name, implementation in chosen.items()})
 
 
@@ -56,4 +64,6 @@ def _choose(operator: str, platform: str, numerics: str, wanted: str | None) -> 
         if body.name == wanted:
             return body
     names = ", ".join(b.name for b in fitting)
-    raise SelectionError(f"{PREFIX}{operator.upper()}={wanted}: not available on {platform}; there are: {names}")
+    raise SelectionError(
+        f"{PREFIX}{operator.upper()}={wanted}: not available on {platform}; there are: {names}"
+    )

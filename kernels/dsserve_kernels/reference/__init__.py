@@ -11,6 +11,19 @@ from dsserve_kernels.reference import (
     moe,
     norm,
     quant,
+    sampling,
 )
 
-__all__ = ["attention", "compressor", "engram", "gemm", "indexer", "kvcache", "mhc", "moe", "norm", "quant"]
+__all__ = [
+    "attention",
+    "compressor",
+    "engram",
+    "gemm",
+    "indexer",
+    "kvcache",
+    "mhc",
+    "moe",
+    "norm",
+    "quant",
+    "sampling",
+]

@@ -57,7 +57,9 @@ def sparse_attention(
     return out
 
 
-def _attend(q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float, round_weights: bool) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float, round_weights: bool
+) -> Tensor:
     """One block: q [t, H, d], keys [t, K, d] float64, valid [t, K]."""
     scores = torch.bmm(q.double(), keys.transpose(1, 2)) * scale
     scores = scores.masked_fill(~valid.unsqueeze(1), -torch.inf)

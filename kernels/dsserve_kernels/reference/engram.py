@@ -16,7 +16,12 @@ STAT_EPS = 1e-20
 
 @reference("engram_hash")
 def engram_hash(
-    history: Tensor, token_map: Tensor, multipliers: Tensor, primes: Tensor, offsets: Tensor, pad_id: int
+    history: Tensor,
+    token_map: Tensor,
+    multipliers: Tensor,
+    primes: Tensor,
+    offsets: Tensor,
+    pad_id: int,
 ) -> Tensor:
     """Table rows of each token's n-grams.
 
@@ -50,7 +55,9 @@ def engram_gather(codes: Tensor, scales: Tensor, rows: Tensor, dtype: torch.dtyp
 
 
 @reference("engram_gate")
-def engram_gate(streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, image_mask: Tensor | None) -> Tensor:
+def engram_gate(
+    streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor, image_mask: Tensor | None
+) -> Tensor:
     """Add the gated value to every residual stream.
 
     Args:
@@ -64,7 +71,12 @@ def engram_gate(streams: Tensor, kv: Tensor, q_weight: Tensor, k_weight: Tensor,
     wide = streams.float()
     keys = kv[:, : n * dim].view(rows, n, dim).float()
     value = kv[:, n * dim :].float()
-    dot = (wide * q_weight * k_weight * keys).sum(-1) * _inverse_rms(wide) * _inverse_rms(keys) * dim**-0.5
+    # This order of factors is that of the golden data, where gates of exactly 1/3 make BF16 ties.
+    dot = (
+        (wide * (q_weight * k_weight) * keys).sum(-1)
+        * (_inverse_rms(wide) * _inverse_rms(keys))
+        * dim**-0.5
+    )
     root = dot.abs().clamp_min(DOT_FLOOR).sqrt()
     gate = sigmoid(torch.copysign(root, dot))
     if image_mask is not None:

@@ -12,7 +12,9 @@ ROW_BLOCK = 64
 
 
 @reference("index_scores")
-def index_scores(q: Tensor, weights: Tensor, keys: Tensor, row_request: Tensor, num_visible: Tensor) -> Tensor:
+def index_scores(
+    q: Tensor, weights: Tensor, keys: Tensor, row_request: Tensor, num_visible: Tensor
+) -> Tensor:
     """I[t, j] = sum over heads of w[t, h] * relu(q[t, h] . k[j]), -inf for rows that are not visible.
 
     Args:
@@ -64,7 +66,9 @@ def topk_rows(scores: Tensor, k: int) -> Tensor:
 
 
 @reference("candidate_mask")
-def candidate_mask(scores: Tensor, num_visible: Tensor, *, block_size: int, num_blocks: int) -> Tensor:
+def candidate_mask(
+    scores: Tensor, num_visible: Tensor, *, block_size: int, num_blocks: int
+) -> Tensor:
     """Positions inside the best blocks; the block of the newest visible position is always kept.
 
     Args:
@@ -81,7 +85,9 @@ def candidate_mask(scores: Tensor, num_visible: Tensor, *, block_size: int, num_
     padded = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf)
     best = padded.view(rows, -1, block_size).amax(-1)
     newest = (num_visible - 1).clamp_min(0).div(block_size, rounding_mode="floor").unsqueeze(1)
-    forced = torch.zeros_like(best, dtype=torch.bool).scatter_(1, newest, num_visible.unsqueeze(1) > 0)
+    forced = torch.zeros_like(best, dtype=torch.bool).scatter_(
+        1, newest, num_visible.unsqueeze(1) > 0
+    )
     best = torch.where(forced, torch.inf, best)
     kept = topk_rows(best, num_blocks)
     mask = torch.zeros(rows, best.shape[1] + 1, dtype=torch.bool, device=scores.device)

@@ -10,17 +10,20 @@ depend on their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Elements per unrolled vector step, with room to spare (AVX-512: 2 x 16 floats).
 LANES = 64
 
 
 def matmul(x: Tensor, weight64: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [.., k] times weight64 [n, k] (float64) transposed, rounded once to `dtype`."""
+    """X [.., k] times weight64 [n, k] (float64) transposed, rounded once to `dtype`."""
     return (x.double() @ weight64.mT).to(dtype)
 
 

@@ -38,7 +38,9 @@ def route_experts(
 
 
 @reference("swiglu")
-def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+def swiglu(
+    gate: Tensor, up: Tensor, limit: float, weight: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     """Clamped SwiGLU with the routing weight applied before w2; rounded once to `dtype`.
 
     Args:
@@ -55,7 +57,14 @@ def swiglu(gate: Tensor, up: Tensor, limit: float, weight: Tensor | None, dtype:
 
 @reference("moe_routed")
 def moe_routed(
-    x: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor, *, limit: float, quantize: bool
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    *,
+    limit: float,
+    quantize: bool,
 ) -> Tensor:
     """Sum of the chosen experts, accumulated in float32 in the order of the expert ids.
 

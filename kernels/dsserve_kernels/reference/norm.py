@@ -24,7 +24,13 @@ def rope_frequencies(dim: int, theta: float) -> Tensor:
 
 
 def yarn_frequencies(
-    dim: int, theta: float, *, factor: float, beta_fast: float, beta_slow: float, original_length: int
+    dim: int,
+    theta: float,
+    *,
+    factor: float,
+    beta_fast: float,
+    beta_slow: float,
+    original_length: int,
 ) -> Tensor:
     """YaRN frequencies [dim / 2] of the compressed layers; no mscale anywhere."""
 
@@ -40,7 +46,7 @@ def yarn_frequencies(
 
 
 def rope_table(frequencies: Tensor, length: int) -> Tensor:
-    """cos and sin of every position: [length, dim / 2, 2] float32."""
+    """Cos and sin of every position: [length, dim / 2, 2] float32."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     return torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
 

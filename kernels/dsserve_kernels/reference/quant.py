@@ -105,9 +105,13 @@ def quantize_fp4_index(x: Tensor) -> tuple[Tensor, Tensor]:
     return _pack_e2m1(values), ue8m0_byte(scale)
 
 
-def dequantize_fp4_index(packed: Tensor, scale_bytes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantize_fp4_index(
+    packed: Tensor, scale_bytes: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Values of `quantize_fp4_index`'s result."""
-    values = _blocks(unpack_e2m1(packed, dtype), 32) * ue8m0_value(scale_bytes).to(dtype).unsqueeze(-1)
+    values = _blocks(unpack_e2m1(packed, dtype), 32) * ue8m0_value(scale_bytes).to(dtype).unsqueeze(
+        -1
+    )
     return values.reshape(*packed.shape[:-1], packed.shape[-1] * 2)
 
 
@@ -126,7 +130,9 @@ def quantize_fp4_main(x: Tensor) -> tuple[Tensor, Tensor]:
     return _pack_e2m1(values), scale.view(torch.uint8)
 
 
-def dequantize_fp4_main(packed: Tensor, scale_bytes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantize_fp4_main(
+    packed: Tensor, scale_bytes: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Values of `quantize_fp4_main`'s result (exact in BF16)."""
     scale = scale_bytes.contiguous().view(torch.float8_e4m3fn).to(dtype)
     values = _blocks(unpack_e2m1(packed, dtype), 16) * scale.unsqueeze(-1)

@@ -150,7 +150,9 @@ def load_model_config(path: str | Path, overrides: dict[str, Any] | None = None)
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"no config.json in {file.parent}: --model-path must name a checkpoint directory") from None
+        raise ConfigError(
+            f"no config.json in {file.parent}: --model-path must name a checkpoint directory"
+        ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from None
     return model_config_from_dict(raw, overrides, source=str(file))
@@ -161,7 +163,9 @@ def model_config_from_dict(
 ) -> ModelConfig:
     """Build the configuration from parsed JSON; see `load_model_config`."""
     if not isinstance(raw, dict) or not isinstance(raw.get("text_config"), dict):
-        raise ConfigError(f"{source}: expected an object with a nested text_config (the released V4.1 format)")
+        raise ConfigError(
+            f"{source}: expected an object with a nested text_config (the released V4.1 format)"
+        )
     top = dict(raw)
     text = dict(raw["text_config"])
     fake: dict[str, Any] = {}
@@ -239,7 +243,9 @@ def _text_values(text: dict[str, Any], source: str) -> dict[str, Any]:
     names = [spec.name for spec in dataclasses.fields(RopeScaling)]
     missing = [name for name in names if not isinstance(scaling.get(name), int | float)]
     if missing:
-        raise ConfigError(f"{source}: text_config.rope_scaling.{missing[0]} is missing or no number")
+        raise ConfigError(
+            f"{source}: text_config.rope_scaling.{missing[0]} is missing or no number"
+        )
     values["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
     values["gate_temp"] = float(text.get("gate_temp") or 1.0)
     return values
@@ -248,7 +254,9 @@ def _text_values(text: dict[str, Any], source: str) -> dict[str, Any]:
 def _checked(name: str, value: Any, source: str) -> Any:
     if name in _TUPLES:
         if not isinstance(value, list | tuple) or not all(_is_int(item) for item in value):
-            raise ConfigError(f"{source}: text_config.{name} must be a list of integers, not {value!r}")
+            raise ConfigError(
+                f"{source}: text_config.{name} must be a list of integers, not {value!r}"
+            )
         return tuple(value)
     if name in _FLOATS:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -301,34 +309,74 @@ def check_model_config(config: ModelConfig, *, source: str = "config.json") -> N
             raise ConfigError(f"{source}: {name} = {getattr(config, name)!r}: {expected}")
 
     layers, ratios = config.num_hidden_layers, config.compress_ratios
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "sliding_window"):
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "sliding_window",
+    ):
         require(getattr(config, name) > 0, name, "must be positive")
-    require(len(ratios) >= layers, "compress_ratios", f"needs an entry for each of the {layers} layers")
-    require(all(ratio in (0, 1, 2) for ratio in ratios), "compress_ratios", "V4.1 has the ratios 0, 1 and 2")
+    require(
+        len(ratios) >= layers, "compress_ratios", f"needs an entry for each of the {layers} layers"
+    )
+    require(
+        all(ratio in (0, 1, 2) for ratio in ratios),
+        "compress_ratios",
+        "V4.1 has the ratios 0, 1 and 2",
+    )
     sources = config.kv_source_layer_ids
-    require(bool(sources) and tuple(sorted(set(sources))) == sources, "kv_source_layer_ids", "must be ascending")
-    require(all(0 <= i < layers for i in sources), "kv_source_layer_ids", f"must lie in 0..{layers - 1}")
+    require(
+        bool(sources) and tuple(sorted(set(sources))) == sources,
+        "kv_source_layer_ids",
+        "must be ascending",
+    )
+    require(
+        all(0 <= i < layers for i in sources), "kv_source_layer_ids", f"must lie in 0..{layers - 1}"
+    )
     require(
         set(sources) <= set(config.index_source_layer_ids),
         "index_source_layer_ids",
         "must contain every KV source",
     )
     last = config.last_kv_source_layer_id
-    require(config.candidate_source_layer_id == last, "candidate_source_layer_id", f"must be the last KV source {last}")
-    require(all(r <= 1 for r in ratios[last:layers]), "compress_ratios", "ratio 2 cannot follow the last KV source")
+    require(
+        config.candidate_source_layer_id == last,
+        "candidate_source_layer_id",
+        f"must be the last KV source {last}",
+    )
+    require(
+        all(r <= 1 for r in ratios[last:layers]),
+        "compress_ratios",
+        "ratio 2 cannot follow the last KV source",
+    )
     for layer in range(layers):
         ratio = ratios[layer]
         if ratio and (layer < sources[0] or ratios[config.kv_source_of(layer)] != ratio):
-            raise ConfigError(f"{source}: compress_ratios[{layer}] = {ratio} has no KV source of that ratio before it")
+            raise ConfigError(
+                f"{source}: compress_ratios[{layer}] = {ratio} has no KV source of that ratio before it"
+            )
     require(config.head_dim % 32 == 0, "head_dim", "must be a multiple of 32")
     require(config.hidden_size % 32 == 0, "hidden_size", "must be a multiple of 32")
-    require(config.qk_rope_head_dim <= min(config.head_dim, config.index_head_dim), "qk_rope_head_dim", "too large")
+    require(
+        config.qk_rope_head_dim <= min(config.head_dim, config.index_head_dim),
+        "qk_rope_head_dim",
+        "too large",
+    )
     require(config.num_attention_heads % config.o_groups == 0, "o_groups", "must divide the heads")
-    require(config.num_experts_per_tok <= config.n_routed_experts, "num_experts_per_tok", "more than the experts")
+    require(
+        config.num_experts_per_tok <= config.n_routed_experts,
+        "num_experts_per_tok",
+        "more than the experts",
+    )
     require(
         len(config.engram_layer_ids) == len(config.engram_num_embeddings),
         "engram_num_embeddings",
         "needs one entry for each Engram layer",
     )
-    require(all(i < last for i in config.engram_layer_ids), "engram_layer_ids", f"must lie before layer {last}")
+    require(
+        all(i < last for i in config.engram_layer_ids),
+        "engram_layer_ids",
+        f"must lie before layer {last}",
+    )
     require(config.n_shared_experts == 1, "n_shared_experts", "only one shared expert is supported")

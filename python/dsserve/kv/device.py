@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from dsserve.config.model import ModelConfig
 from dsserve.kv.layout import TAIL_RING, TOKEN_RING, KvLayout
+
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
 
 
 class DevicePools:
@@ -21,7 +25,13 @@ class DevicePools:
     """
 
     def __init__(
-        self, config: ModelConfig, layout: KvLayout, *, num_pages: int, num_slots: int, device: torch.device
+        self,
+        config: ModelConfig,
+        layout: KvLayout,
+        *,
+        num_pages: int,
+        num_slots: int,
+        device: torch.device,
     ) -> None:
         """Allocate everything.
 
@@ -38,12 +48,22 @@ class DevicePools:
 
         self.layout = layout
         pages = num_pages + 1
-        self.main = {i: pool(pages * layout.rows_per_page(i), layout.main_row_bytes) for i in layout.source_ratios}
-        self.index = {i: pool(pages * layout.rows_per_page(i), layout.index_row_bytes) for i in layout.source_ratios}
+        self.main = {
+            i: pool(pages * layout.rows_per_page(i), layout.main_row_bytes)
+            for i in layout.source_ratios
+        }
+        self.index = {
+            i: pool(pages * layout.rows_per_page(i), layout.index_row_bytes)
+            for i in layout.source_ratios
+        }
         ring = num_slots * layout.window_ring_rows
-        self.window = {i: pool(ring, layout.window_row_bytes) for i in range(config.num_hidden_layers)}
+        self.window = {
+            i: pool(ring, layout.window_row_bytes) for i in range(config.num_hidden_layers)
+        }
         self.tail = {
-            i: torch.zeros(num_slots * TAIL_RING, 2, config.head_dim, dtype=torch.float32, device=device)
+            i: torch.zeros(
+                num_slots * TAIL_RING, 2, config.head_dim, dtype=torch.float32, device=device
+            )
             for i, ratio in layout.source_ratios.items()
             if ratio > 1
         }

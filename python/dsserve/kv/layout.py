@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dsserve.config.model import ModelConfig
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
 
 #: Columns that share one scale: window rows (UE8M0), compressed rows (E4M3), index keys (UE8M0).
 WINDOW_GROUP, MAIN_GROUP, INDEX_GROUP = 32, 16, 32
@@ -48,7 +50,9 @@ class KvLayout:
     @property
     def bytes_per_page(self) -> int:
         """FULL component: compressed rows and index keys of all KV sources under one page id."""
-        return sum(self.rows_per_page(i) for i in self.source_ratios) * (self.main_row_bytes + self.index_row_bytes)
+        return sum(self.rows_per_page(i) for i in self.source_ratios) * (
+            self.main_row_bytes + self.index_row_bytes
+        )
 
     @property
     def bytes_per_token(self) -> float:
@@ -58,7 +62,10 @@ class KvLayout:
     @property
     def bytes_per_slot(self) -> int:
         """Request-private bytes: window rings of all layers and compressor tails."""
-        return self.num_window_layers * self.window_ring_rows * self.window_row_bytes + self.tail_bytes_per_slot
+        return (
+            self.num_window_layers * self.window_ring_rows * self.window_row_bytes
+            + self.tail_bytes_per_slot
+        )
 
     def rows_per_page(self, source: int) -> int:
         """Compressed rows a page holds for one KV source."""

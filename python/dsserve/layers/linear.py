@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dsserve_kernels.numerics import Numerics
-from dsserve_kernels.select import Operators
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsserve_kernels.numerics import Numerics
+    from dsserve_kernels.select import Operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,9 @@ class Fp8Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[.., k] -> [.., n] in the dtype of `x`."""
-        result: Tensor = self.ops.linear_fp8(x, self.weight, quantize=self.numerics.quantize_activations)
+        result: Tensor = self.ops.linear_fp8(
+            x, self.weight, quantize=self.numerics.quantize_activations
+        )
         return result
 
 

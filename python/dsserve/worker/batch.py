@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dsserve.config.model import ModelConfig
 from dsserve.kv.layout import TAIL_RING, TOKEN_RING, KvLayout
 from dsserve.models.batch import CompressRows, ForwardBatch, RowSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dsserve.config.model import ModelConfig
 
 Array = NDArray[np.int64]
 
 #: Indices of `StepPlan.header` (design of the plan: docs/architecture.md).
-STEP_ID, PHASE, NUM_REQUESTS, NUM_ROWS, NUM_DELTAS, NUM_TAIL_ROWS, NUM_RELEASED, NUM_SAMPLES, MAX_LEN = range(9)
+(
+    STEP_ID,
+    PHASE,
+    NUM_REQUESTS,
+    NUM_ROWS,
+    NUM_DELTAS,
+    NUM_TAIL_ROWS,
+    NUM_RELEASED,
+    NUM_SAMPLES,
+    MAX_LEN,
+) = range(9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,9 @@ class PlanView:
 class BatchBuilder:
     """Builds the batch of a step; owns the host copy of the page table."""
 
-    def __init__(self, config: ModelConfig, layout: KvLayout, *, num_slots: int, num_columns: int) -> None:
+    def __init__(
+        self, config: ModelConfig, layout: KvLayout, *, num_slots: int, num_columns: int
+    ) -> None:
         """Sizes of the tables.
 
         Args:
@@ -114,13 +130,21 @@ class BatchBuilder:
         end = plan.start_position + lengths
         encoder_rows = _Rows(plan.start_position, lengths, plan.window_floor, plan.request_slot)
         encoder = self._row_set(encoder_rows)
-        is_cut = bool((plan.tail_len != lengths).any() or (plan.tail_floor != plan.window_floor).any())
+        is_cut = bool(
+            (plan.tail_len != lengths).any() or (plan.tail_floor != plan.window_floor).any()
+        )
         decoder, tail_rows = encoder, None
         decoder_rows = encoder_rows
         if is_cut:
-            decoder_rows = _Rows(end - plan.tail_len, plan.tail_len, plan.tail_floor, plan.request_slot)
+            decoder_rows = _Rows(
+                end - plan.tail_len, plan.tail_len, plan.tail_floor, plan.request_slot
+            )
             decoder = self._row_set(decoder_rows)
-            tail_rows = _tensor(plan.cu_seqlens[:-1][decoder_rows.request] + decoder_rows.position - plan.start_position[decoder_rows.request])
+            tail_rows = _tensor(
+                plan.cu_seqlens[:-1][decoder_rows.request]
+                + decoder_rows.position
+                - plan.start_position[decoder_rows.request]
+            )
         sampled = np.flatnonzero(plan.samples)
         last_rows = np.cumsum(decoder_rows.lengths)[sampled] - 1
         longest = int(end.max()) if len(end) else 0
@@ -130,12 +154,18 @@ class BatchBuilder:
             encoder=encoder,
             decoder=decoder,
             tail_rows=tail_rows,
-            compress={ratio: self._compress(ratio, plan, encoder_rows, end) for ratio in self._ratios},
-            source_index={ratio: self._source_index(ratio, plan, end, longest) for ratio in self._ratios},
+            compress={
+                ratio: self._compress(ratio, plan, encoder_rows, end) for ratio in self._ratios
+            },
+            source_index={
+                ratio: self._source_index(ratio, plan, end, longest) for ratio in self._ratios
+            },
             max_visible={ratio: longest // ratio for ratio in self._ratios},
             logit_rows=torch.arange(decoder.num_rows) if all_logits else _tensor(last_rows),
             sample_index=_tensor(sampled),
-            sample_store=_tensor(plan.request_slot[sampled] * TOKEN_RING + end[sampled] % TOKEN_RING),
+            sample_store=_tensor(
+                plan.request_slot[sampled] * TOKEN_RING + end[sampled] % TOKEN_RING
+            ),
         )
 
     def _row_set(self, rows: _Rows) -> RowSet:
@@ -153,7 +183,9 @@ class BatchBuilder:
         index = np.where(key >= first, new, old)
         index[key < np.maximum(rows.floor[request], 0)[:, None]] = -1
         end = (rows.start + rows.lengths)[request]
-        store = np.where(rows.position >= end - ring, rows.slot[request] * ring + rows.position % ring, -1)
+        store = np.where(
+            rows.position >= end - ring, rows.slot[request] * ring + rows.position % ring, -1
+        )
         return RowSet(
             positions=_tensor(rows.position),
             row_request=_tensor(request),
@@ -226,7 +258,9 @@ class _Rows:
         self.num_requests = len(start)
         self.offset = np.cumsum(lengths) - lengths
         self.request = np.repeat(np.arange(self.num_requests), lengths)
-        self.position = np.arange(len(self.request)) - self.offset[self.request] + start[self.request]
+        self.position = (
+            np.arange(len(self.request)) - self.offset[self.request] + start[self.request]
+        )
 
 
 def _tensor(array: NDArray[np.generic]) -> Tensor:

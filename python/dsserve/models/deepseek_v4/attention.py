@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from dsserve.config.model import ModelConfig
-from dsserve.models.batch import RowSet
 from dsserve.models.deepseek_v4.compressor import Compressor
 from dsserve.models.deepseek_v4.indexer import Indexer
-from dsserve.models.deepseek_v4.params import Params
-from dsserve.models.deepseek_v4.rope import RopeTables
-from dsserve.models.deepseek_v4.step import Step
+
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
+    from dsserve.models.batch import RowSet
+    from dsserve.models.deepseek_v4.params import Params
+    from dsserve.models.deepseek_v4.rope import RopeTables
+    from dsserve.models.deepseek_v4.step import Step
 
 
 class Attention:
@@ -33,11 +37,15 @@ class Attention:
         self._query = params.fp8_linear("wq_b")
         self._sink = params.float32("attn_sink")
         # wo_a is stored in FP8 but used as BF16: its input is not quantised (weights.md section 3).
-        self._group_weight = params.fp8_weight("wo_a").unflatten(0, (self._groups, config.o_lora_rank))
+        self._group_weight = params.fp8_weight("wo_a").unflatten(
+            0, (self._groups, config.o_lora_rank)
+        )
         self._output = params.fp8_linear("wo_b")
         is_source = layer in config.kv_source_layer_ids
         self.compressor = Compressor(config, params, layer, rope) if is_source else None
-        self._indexer = Indexer(config, params, layer, rope) if layer in config.index_source_layer_ids else None
+        self._indexer = (
+            Indexer(config, params, layer, rope) if layer in config.index_source_layer_ids else None
+        )
 
     def attend(self, x: Tensor, rows: RowSet, step: Step) -> Tensor:
         """Attention output [T, D] of `rows`, whose window rows are written.
@@ -47,8 +55,13 @@ class Attention:
             rows: The rows of x.
             step: Pools and the current selection; an index source replaces the selection.
         """
-        cos_sin = self._rope.compressed(rows.positions) if self._is_compressed else self._rope.window(rows.positions)
-        low, latent = self._input(x).split((self._rank, self._dim), dim=1)
+        cos_sin = (
+            self._rope.compressed(rows.positions)
+            if self._is_compressed
+            else self._rope.window(rows.positions)
+        )
+        projected = self._input(x)
+        low, latent = projected[:, : self._rank], projected[:, self._rank :]
         qr = self._q_norm(low)
         q = self._ops.rope(self._query(qr).view(-1, self._heads, self._dim), cos_sin)
         window_rows = self._window_rows(self._ops.rope(self._kv_norm(latent), cos_sin), rows, step)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from dsserve.config.model import ModelConfig
-from dsserve.models.batch import CompressRows
-from dsserve.models.deepseek_v4.params import Params
-from dsserve.models.deepseek_v4.rope import RopeTables
-from dsserve.models.deepseek_v4.step import Step
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
+    from dsserve.models.batch import CompressRows
+    from dsserve.models.deepseek_v4.params import Params
+    from dsserve.models.deepseek_v4.rope import RopeTables
+    from dsserve.models.deepseek_v4.step import Step
 
 
 class Compressor:
@@ -21,6 +24,7 @@ class Compressor:
         self._layer = layer
         self._ratio = config.compress_ratios[layer]
         self._rope = rope
+        self._dim = config.head_dim
         under = params.under("compressor")
         self._dtype = params.numerics.act_dtype
         if self._ratio == 1:
@@ -44,12 +48,16 @@ class Compressor:
         cos_sin = self._rope.compressed(plan.positions)
         key = self._ops.rope(self._index_norm(self._index_key(latent)), cos_sin)
         self._ops.store_index_rows(step.pools.index[self._layer], plan.store, key)
-        self._ops.store_main_rows(step.pools.main[self._layer], plan.store, self._ops.rope(latent, cos_sin))
+        self._ops.store_main_rows(
+            step.pools.main[self._layer], plan.store, self._ops.rope(latent, cos_sin)
+        )
 
     def _pool_pairs(self, x: Tensor, step: Step, plan: CompressRows) -> Tensor:
         """Pooled latents [n, d] of the pairs completed in this step; keeps (u, g) of the last rows."""
         ring = step.pools.tail[self._layer]
-        gated = self._project_pair(x).unflatten(1, (2, -1))
-        pooled: Tensor = self._ops.pool_pairs(torch.cat((gated, ring))[plan.first], gated[plan.rows], self._dtype)
+        gated = self._project_pair(x).view(x.shape[0], 2, self._dim)
+        pooled: Tensor = self._ops.pool_pairs(
+            torch.cat((gated, ring))[plan.first], gated[plan.rows], self._dtype
+        )
         ring[plan.tail_store] = gated[plan.tail_rows]
         return pooled

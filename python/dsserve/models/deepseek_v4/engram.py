@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from dsserve.config.model import ModelConfig
-from dsserve.engram.hashing import EngramConstants
-from dsserve.models.deepseek_v4.params import Params
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
+    from dsserve.engram.hashing import EngramConstants
+    from dsserve.models.deepseek_v4.params import Params
 
 
 class EngramHash:

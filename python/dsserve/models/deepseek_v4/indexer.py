@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from dsserve.config.model import ModelConfig
-from dsserve.models.batch import RowSet
-from dsserve.models.deepseek_v4.params import Params
-from dsserve.models.deepseek_v4.rope import RopeTables
-from dsserve.models.deepseek_v4.step import Step
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
+    from dsserve.models.batch import RowSet
+    from dsserve.models.deepseek_v4.params import Params
+    from dsserve.models.deepseek_v4.rope import RopeTables
+    from dsserve.models.deepseek_v4.step import Step
 
 
 class Indexer:
@@ -24,7 +27,10 @@ class Indexer:
         self._is_candidate_source = layer == config.candidate_source_layer_id
         self._is_restricted = layer > config.candidate_source_layer_id
         self._topk = config.index_topk
-        self._block_size, self._num_blocks = config.candidate_block_size, config.candidate_topk_blocks
+        self._block_size, self._num_blocks = (
+            config.candidate_block_size,
+            config.candidate_topk_blocks,
+        )
         self._heads, self._dim = config.index_n_heads, config.index_head_dim
         self._scale = config.index_head_dim**-0.5 * config.index_n_heads**-0.5
         self._rope = rope
@@ -64,7 +70,9 @@ class Indexer:
     def _scores(self, x: Tensor, qr: Tensor, rows: RowSet, step: Step, visible: Tensor) -> Tensor:
         """[T, N] float32 index scores, -inf where not visible."""
         query = self._query(qr).view(-1, self._heads, self._dim)
-        query = self._ops.round_fp4_index(self._ops.rope(query, self._rope.compressed(rows.positions)))
+        query = self._ops.round_fp4_index(
+            self._ops.rope(query, self._rope.compressed(rows.positions))
+        )
         weights = self._head_weights(x).float() * self._scale
         keys = self._ops.load_index_rows(
             step.pools.index[self._kv_source], step.batch.source_index[self._ratio], torch.float32

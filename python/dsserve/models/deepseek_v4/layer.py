@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from dsserve.config.model import ModelConfig
 from dsserve.models.deepseek_v4.attention import Attention
 from dsserve.models.deepseek_v4.engram import Engram
 from dsserve.models.deepseek_v4.mhc import HyperConnection
 from dsserve.models.deepseek_v4.moe import MoE
-from dsserve.models.deepseek_v4.params import Params
-from dsserve.models.deepseek_v4.rope import RopeTables
-from dsserve.models.deepseek_v4.step import Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsserve.config.model import ModelConfig
+    from dsserve.models.deepseek_v4.params import Params
+    from dsserve.models.deepseek_v4.rope import RopeTables
+    from dsserve.models.deepseek_v4.step import Step
 
 
 class Layer:
@@ -39,7 +43,9 @@ class Layer:
         self._is_decoder = layer >= config.last_kv_source_layer_id
         self._cuts = layer == config.last_kv_source_layer_id
 
-    def forward(self, streams: Tensor, pre: Tensor, engram_rows: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, streams: Tensor, pre: Tensor, engram_rows: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
         """New streams [T, n, D] and the pre-mix [T, n] of the next sublayer.
 
         The last KV source writes its compressed rows for all rows, then goes on with the tail rows alone, so the

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dsserve_kernels.select import Operators
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from dsserve.config.model import ModelConfig
 from dsserve.models.deepseek_v4.params import WIDE, Params
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsserve.config.model import ModelConfig
+    from dsserve_kernels.select import Operators
 
 #: Added to the mean of squares of the flattened streams (a constant of section 4).
 STAT_EPS = 1e-20
@@ -26,9 +30,14 @@ class HyperConnection:
         self._eps = config.hc_eps
 
     def mixes(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """pre [T, n] of the NEXT sublayer, post [T, n] and comb [T, n, n] of this one."""
+        """Pre [T, n] of the NEXT sublayer, post [T, n] and comb [T, n, n] of this one."""
         z = self._ops.hc_stats(streams, self._fn, STAT_EPS)
         pre, post, comb = self._ops.hc_split_sinkhorn(
-            z, self._base, self._scale, num_streams=self._num_streams, rounds=self._rounds, eps=self._eps
+            z,
+            self._base,
+            self._scale,
+            num_streams=self._num_streams,
+            rounds=self._rounds,
+            eps=self._eps,
         )
         return pre, post, comb

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-from dsserve_kernels.numerics import Numerics
-from dsserve_kernels.select import Operators
 from torch import Tensor
 
-from dsserve.config.model import ModelConfig
-from dsserve.engram.hashing import EngramConstants
-from dsserve.kv.device import DevicePools
-from dsserve.models.batch import ForwardBatch
 from dsserve.models.deepseek_v4.engram import EngramHash
 from dsserve.models.deepseek_v4.layer import Layer
 from dsserve.models.deepseek_v4.params import Params
 from dsserve.models.deepseek_v4.rope import RopeTables
 from dsserve.models.deepseek_v4.step import Capture, Step
+
+if TYPE_CHECKING:
+    from dsserve.config.model import ModelConfig
+    from dsserve.engram.hashing import EngramConstants
+    from dsserve.kv.device import DevicePools
+    from dsserve.models.batch import ForwardBatch
+    from dsserve_kernels.numerics import Numerics
+    from dsserve_kernels.select import Operators
 
 
 class DeepseekV41Model:
@@ -46,14 +50,19 @@ class DeepseekV41Model:
         params = Params(tensors, ops, numerics, config.rms_norm_eps, device)
         rope = RopeTables(config, context_length, device)
         self.config, self.numerics = config, numerics
-        self._ops = ops
+        self.ops = ops
         self._embed = params.raw("embed.weight").to(numerics.act_dtype)
         self._hash = EngramHash(config, constants, params)
-        self._layers = [Layer(config, params.under(f"layers.{i}"), i, rope) for i in range(config.num_hidden_layers)]
+        self._layers = [
+            Layer(config, params.under(f"layers.{i}"), i, rope)
+            for i in range(config.num_hidden_layers)
+        ]
         self._norm = params.norm("norm")
         self._head = params.fp32_linear("head")
 
-    def forward(self, batch: ForwardBatch, pools: DevicePools, capture: Capture | None = None) -> Tensor:
+    def forward(
+        self, batch: ForwardBatch, pools: DevicePools, capture: Capture | None = None
+    ) -> Tensor:
         """Run one step: pools and token ring are updated, logits [S, V] float32 of `batch.logit_rows` returned."""
         step = Step(batch, pools, capture=capture)
         ids, history = self._resolve_tokens(batch, pools)
@@ -68,7 +77,7 @@ class DeepseekV41Model:
             if streams.shape[0] == 0:
                 break  # only open chunks: no row goes through the decoder half
         rows = batch.logit_rows
-        hidden = self._norm(self._ops.hc_collapse(streams[rows], pre[rows]))
+        hidden = self._norm(self.ops.hc_collapse(streams[rows], pre[rows]))
         return self._head(hidden)
 
     @staticmethod

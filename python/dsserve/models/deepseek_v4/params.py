@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
-from dsserve_kernels.numerics import Numerics
-from dsserve_kernels.reference.quant import dequantize_weight_fp4, dequantize_weight_fp8
-from dsserve_kernels.select import Operators
 from torch import Tensor
 
 from dsserve.layers.linear import Fp8Linear, Fp32Linear, Linear, RmsNorm
+from dsserve_kernels.reference.quant import dequantize_weight_fp4, dequantize_weight_fp8
+
+if TYPE_CHECKING:
+    from dsserve_kernels.numerics import Numerics
+    from dsserve_kernels.select import Operators
 
 #: Weights are widened exactly; float64 products of them need one rounding only (reference/math.py).
 WIDE = torch.float64
@@ -38,7 +41,9 @@ class Params:
 
     def under(self, name: str) -> Params:
         """The view below `name`."""
-        return Params(self.tensors, self.ops, self.numerics, self.eps, self.device, f"{self.prefix}{name}.")
+        return Params(
+            self.tensors, self.ops, self.numerics, self.eps, self.device, f"{self.prefix}{name}."
+        )
 
     def raw(self, name: str) -> Tensor:
         """The stored tensor."""
@@ -60,7 +65,9 @@ class Params:
     def fp8_linear(self, *names: str) -> Fp8Linear:
         """One linear, or several of the same input stacked by rows."""
         weights = [self.fp8_weight(name) for name in names]
-        return Fp8Linear(self.ops, self.numerics, torch.cat(weights) if len(weights) > 1 else weights[0])
+        return Fp8Linear(
+            self.ops, self.numerics, torch.cat(weights) if len(weights) > 1 else weights[0]
+        )
 
     def linear(self, name: str) -> Linear:
         """A BF16 linear."""
@@ -68,7 +75,9 @@ class Params:
 
     def fp32_linear(self, *names: str) -> Fp32Linear:
         """A product that stays in FP32, possibly of several stacked weights."""
-        return Fp32Linear(self.ops, torch.cat([self.raw(f"{name}.weight").to(WIDE) for name in names]))
+        return Fp32Linear(
+            self.ops, torch.cat([self.raw(f"{name}.weight").to(WIDE) for name in names])
+        )
 
     def norm(self, name: str) -> RmsNorm:
         """An RMSNorm."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from dsserve_kernels.reference.norm import rope_frequencies, rope_table, yarn_frequencies
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from dsserve.config.model import ModelConfig
+from dsserve_kernels.reference.norm import rope_frequencies, rope_table, yarn_frequencies
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from dsserve.config.model import ModelConfig
 
 
 class RopeTables:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from dsserve.kv.device import DevicePools
-from dsserve.models.batch import ForwardBatch
+    from dsserve.kv.device import DevicePools
+    from dsserve.models.batch import ForwardBatch
 
 
 class Capture(Protocol):

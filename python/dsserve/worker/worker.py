@@ -1,0 +1,133 @@
+"""The worker that runs the model: loads it, allocates the pools, runs steps on a stream."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dsserve.config.model import load_model_config
+from dsserve.config.server import ServerConfig
+from dsserve.worker.base import (
+    NUM_BUFFER_SETS,
+    STATUS_NAN,
+    STATUS_OK,
+    AdmittedRequest,
+    PlanBuffers,
+    Progress,
+    StepHandle,
+    StepResult,
+    allocate_plan_buffers,
+)
+from dsserve.worker.batch import PlanView
+from dsserve.worker.runner import Runner, RunnerSizes, load_model, sampled_ids
+from dsserve.worker.sampler import Sampler, SamplingRow
+from dsserve.worker.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dsserve.models.batch import ForwardBatch
+    from dsserve.protocol.engine import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+class ModelWorker:
+    """Runs the steps of one engine process (`worker.base.Worker`)."""
+
+    def __init__(self, runner: Runner, sampler: Sampler, buffers: list[PlanBuffers]) -> None:
+        """Start the stream."""
+        self._runner, self._sampler = runner, sampler
+        self._buffers = buffers
+        self._stream = Stream("forward")
+
+    def buffer_sets(self) -> list[PlanBuffers]:
+        """The sets of plan arrays that the scheduler fills."""
+        return self._buffers
+
+    def admit(self, requests: Sequence[AdmittedRequest]) -> None:
+        """Learn the sampling constants of requests that the next plan may hold."""
+        self._sampler.admit(requests)
+
+    def launch(self, set_index: int) -> StepHandle:
+        """Build the batch on this thread, then queue the forward and the draw."""
+        plan = PlanView.of(self._buffers[set_index])
+        batch = self._runner.prepare(plan)
+        rows = self._sampler.rows_of(plan.request_id[plan.samples])
+        return self._stream.submit(lambda: self._run(plan, batch, rows))
+
+    def release(self, request_ids: Sequence[int]) -> None:
+        """Forget the sampling state of ended requests."""
+        self._sampler.release(request_ids)
+
+    def close(self) -> None:
+        """Run what was launched, then end the stream."""
+        self._stream.close()
+
+    @torch.inference_mode()
+    def _run(self, plan: PlanView, batch: ForwardBatch, rows: list[SamplingRow]) -> StepResult:
+        """On the stream: the forward, the draw, the ids for the next step and for the host."""
+        started = time.monotonic()
+        logits = self._runner.forward(batch)
+        status = np.full(plan.num_requests, STATUS_OK, dtype=np.uint8)
+        token_ids = np.full(plan.num_requests, -1, dtype=np.int32)
+        if rows:
+            positions = (plan.start_position + np.diff(plan.cu_seqlens))[plan.samples]
+            ids, broken = self._sampler.draw(logits, rows, positions)
+            self._runner.keep_sampled(batch, ids)
+            token_ids = sampled_ids(plan.num_requests, batch, ids)
+            status[np.flatnonzero(plan.samples)[broken.numpy()]] = STATUS_NAN
+        finished = time.monotonic()
+        return StepResult(plan.step_id, token_ids, status, finished - started, started, finished)
+
+
+def build_worker(
+    config: EngineConfig, capacity: Mapping[str, int], progress: Progress
+) -> ModelWorker:
+    """Load the model and allocate everything a worker needs.
+
+    Args:
+        config: The engine's configuration; `server` is resolved.
+        capacity: `Scheduler.plan_capacity()` plus `pages` and `page_size`.
+        progress: Told about loading.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be used.
+    """
+    server = ServerConfig.from_dict(config.server)
+    path = Path(config.model_path)
+    model_config = load_model_config(path, server.json_model_override_args)
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    context_length = server.context_length or model_config.max_position_embeddings
+    model = load_model(
+        path,
+        model_config,
+        numerics=server.numerics,
+        context_length=context_length,
+        device=device,
+        load_format=server.load_format,
+        seed=server.random_seed or 0,
+        progress=lambda done, total, stage: progress(stage, done, total),
+    )
+    sizes = RunnerSizes(
+        page_size=capacity["page_size"],
+        num_pages=capacity["pages"],
+        num_slots=capacity["slots"],
+        num_columns=capacity["columns"],
+        context_length=context_length,
+    )
+    runner = Runner(model, sizes, device)
+    sampler = Sampler(
+        model.ops,
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=model_config.eos_token_ids,
+        random_seed=server.random_seed,
+    )
+    buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
+    return ModelWorker(runner, sampler, buffers)
