@@ -342,6 +342,11 @@ fn asking_in_vain_does_not_use_up_the_steps_a_request_waits_for_its_prefix() {
     for _ in 0..5 {
         assert!(s.next_plan(0).unwrap().is_none());
     }
+    assert_eq!(
+        s.stats().counters.held_back,
+        2,
+        "once with the first, once behind it"
+    );
     apply(&mut s, &plan);
     assert_eq!(run_step(&mut s).0.cached_len, [16]);
 }
