@@ -83,7 +83,7 @@ def candidate_mask(
     rows, num = scores.shape
     padding = -num % block_size
     padded = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf)
-    best = padded.view(rows, -1, block_size).amax(-1)
+    best = padded.view(rows, padded.shape[1] // block_size, block_size).amax(-1)
     newest = (num_visible - 1).clamp_min(0).div(block_size, rounding_mode="floor").unsqueeze(1)
     forced = torch.zeros_like(best, dtype=torch.bool).scatter_(
         1, newest, num_visible.unsqueeze(1) > 0
