@@ -10,6 +10,7 @@ import os
 from types import SimpleNamespace
 
 from dsserve_kernels import reference as _reference  # noqa: F401 - registers every reference body
+from dsserve_kernels.mhc import numpy_sinkhorn as _numpy_sinkhorn  # noqa: F401 - registers
 from dsserve_kernels.registry import REGISTRY, Implementation
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsserve_kernels.reference.math import matmul
-from dsserve_kernels.reference.quant import round_fp8
+from dsserve_kernels.reference.quant import round_fp8_wide
 from dsserve_kernels.registry import reference
 
 
@@ -19,7 +19,7 @@ def linear_fp8(x: Tensor, weight64: Tensor, *, quantize: bool) -> Tensor:
         weight64: [n, k] float64, the dequantised weight (every value exact).
         quantize: Round the input to FP8 per 32 (`--numerics released`).
     """
-    return matmul(round_fp8(x) if quantize else x, weight64, x.dtype)
+    return matmul(round_fp8_wide(x, torch.float64) if quantize else x, weight64, x.dtype)
 
 
 @reference("linear")

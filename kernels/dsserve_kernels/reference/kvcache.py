@@ -32,10 +32,11 @@ def _load(pool: Tensor, index: Tensor) -> Tensor:
 
 
 @reference("store_window_rows")
-def store_window_rows(pool: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Write window rows [T, d] (528 bytes at d = 512); `index` [T] int64."""
+def store_window_rows(pool: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """Write window rows [T, d] (528 bytes at d = 512); `index` [T] int64. Returns the rows as they read back."""
     codes, scales = quantize_fp8(rows)
     _store(pool, index, codes.view(torch.uint8), scales)
+    return dequantize_fp8(codes, scales).to(rows.dtype)
 
 
 @reference("load_window_rows")

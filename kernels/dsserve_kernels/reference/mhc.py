@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -43,14 +45,28 @@ def hc_split_sinkhorn(
         pre [T, n], post [T, n], comb [T, n, n] (index i = input stream, j = output stream), float32.
     """
     n = num_streams
-    pre = sigmoid(z[:, :n] * scale[0] + base[:n]) + eps
-    post = 2 * sigmoid(z[:, n : 2 * n] * scale[1] + base[n : 2 * n])
-    comb = (z[:, 2 * n :] * scale[2] + base[2 * n :]).view(-1, n, n).softmax(-1) + eps
-    comb = comb / (comb.sum(1, keepdim=True) + eps)
+    scaled = scaled_mixes(z, base, scale, n)
+    gates = sigmoid(scaled[:, : 2 * n])
+    comb = scaled[:, 2 * n :].view(-1, n, n).softmax(-1) + eps
+    total = comb.sum(1, keepdim=True)
+    comb /= total.add_(eps)
+    row_total = torch.empty_like(comb[:, :, :1])
     for _ in range(rounds - 1):
-        comb = comb / (comb.sum(2, keepdim=True) + eps)
-        comb = comb / (comb.sum(1, keepdim=True) + eps)
-    return pre, post, comb
+        comb /= torch.sum(comb, 2, keepdim=True, out=row_total).add_(eps)
+        comb /= torch.sum(comb, 1, keepdim=True, out=total).add_(eps)
+    return gates[:, :n] + eps, 2 * gates[:, n:], comb
+
+
+def scaled_mixes(z: Tensor, base: Tensor, scale: Tensor, num_streams: int) -> Tensor:
+    """z times the scale of each column's kind (pre, post, matrix), plus base: [T, n * (n + 2)]."""
+    return z * scale[_scale_index(num_streams, z.device)] + base
+
+
+@cache
+def _scale_index(num_streams: int, device: torch.device) -> Tensor:
+    """Which of the three scales each of the n * (n + 2) columns takes."""
+    counts = torch.tensor([num_streams, num_streams, num_streams**2])
+    return torch.arange(3).repeat_interleave(counts).to(device)
 
 
 @reference("hc_collapse")

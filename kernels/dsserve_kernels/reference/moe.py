@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsserve_kernels.reference.math import matmul, silu, softplus
-from dsserve_kernels.reference.quant import round_fp8
+from dsserve_kernels.reference.quant import round_fp8_wide
 from dsserve_kernels.registry import reference
 
 #: Constant of the normalising sum; not `rms_norm_eps`.
@@ -80,31 +80,31 @@ def moe_routed(
     Returns:
         [T, D] float32.
     """
-    num_experts, top_k = w13.shape[0], ids.shape[1]
-    order = torch.sort(ids.flatten(), stable=True).indices
-    rows = order.div(top_k, rounding_mode="floor")
-    counts = torch.bincount(ids.flatten(), minlength=num_experts).tolist()
-    inputs = (round_fp8(x) if quantize else x).double()[rows]
-    hidden = _per_expert(inputs, w13, counts).to(x.dtype)
+    top_k = ids.shape[1]
+    # Ascending ids within a row fix the order of the final sum.
+    ids, by_id = ids.sort(dim=1)
+    pair_ids, pair_weights = ids.flatten(), weights.gather(1, by_id).view(-1, 1)
+    inputs = (round_fp8_wide(x, torch.float64) if quantize else x.double()).repeat_interleave(top_k, 0)
+    hidden = _per_expert(inputs, pair_ids, w13).to(x.dtype)
     gate, up = hidden.chunk(2, dim=1)
-    active = swiglu(gate, up, limit, weights.flatten()[order].unsqueeze(1), x.dtype)
-    active = (round_fp8(active) if quantize else active).double()
-    out = _per_expert(active, w2, counts).to(x.dtype).float()
-    # Within a row the pairs are in ascending expert id, so adding column by column keeps that order.
-    by_row = torch.sort(rows, stable=True).indices.view(-1, top_k)
-    total = torch.zeros(x.shape[0], out.shape[1], dtype=torch.float32, device=x.device)
-    for column in range(top_k):
-        total += out[by_row[:, column]]
+    active = swiglu(gate, up, limit, pair_weights, x.dtype)
+    active = round_fp8_wide(active, torch.float64) if quantize else active.double()
+    out = _per_expert(active, pair_ids, w2).to(x.dtype).float().view(x.shape[0], top_k, -1)
+    total = out[:, 0]
+    for column in range(1, top_k):
+        total = total + out[:, column]
     return total
 
 
-def _per_expert(inputs: Tensor, weights: Tensor, counts: list[int]) -> Tensor:
-    """Rows sorted by expert times that expert's weight."""
-    pieces, start = [], 0
-    for expert, count in enumerate(counts):
-        if count:
-            pieces.append(inputs[start : start + count] @ weights[expert].mT)
-            start += count
-    if not pieces:
-        return inputs.new_zeros(0, weights.shape[1])
-    return torch.cat(pieces)
+def _per_expert(inputs: Tensor, expert: Tensor, weights: Tensor) -> Tensor:
+    """Each row times the weight of its expert: [R, k], [R], [E, n, k] -> [R, n] float64."""
+    result = inputs.new_empty(len(expert), weights.shape[1])
+    rows_of: dict[int, list[int]] = {}
+    for row, index in enumerate(expert.tolist()):
+        rows_of.setdefault(index, []).append(row)
+    for index, rows in rows_of.items():
+        if len(rows) == 1:
+            torch.mv(weights[index], inputs[rows[0]], out=result[rows[0]])
+        else:
+            result[rows] = torch.mm(inputs[rows], weights[index].mT)
+    return result

@@ -64,11 +64,10 @@ def rope(x: Tensor, cos_sin: Tensor, *, inverse: bool = False) -> Tensor:
         A new tensor like `x`.
     """
     rotated = cos_sin.shape[1] * 2
-    keep, turn = x[..., :-rotated], x[..., -rotated:].float()
     shape = (cos_sin.shape[0],) + (1,) * (x.dim() - 2) + (cos_sin.shape[1],)
-    cos, sin = cos_sin[..., 0].reshape(shape), cos_sin[..., 1].reshape(shape)
-    if inverse:
-        sin = -sin
-    even, odd = turn[..., 0::2], turn[..., 1::2]
-    result = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
-    return torch.cat((keep, result.to(x.dtype)), dim=-1)
+    turn = torch.view_as_complex(cos_sin).view(shape)
+    pairs = x[..., -rotated:].float().view(*x.shape[:-1], rotated // 2, 2)
+    result = torch.view_as_complex(pairs) * (turn.conj() if inverse else turn)
+    out = x.clone()
+    out[..., -rotated:] = torch.view_as_real(result).flatten(-2)
+    return out

@@ -11,15 +11,12 @@ E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 #: Magnitudes of the eight E2M1 codes.
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-#: Midpoints between neighbouring magnitudes; a tie goes to the even code (see `_e2m1_codes`).
-_E2M1_MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 def pow2_ceil(x: Tensor) -> Tensor:
     """The next power of two at or above each positive normal float32, on its bits."""
-    bits = x.contiguous().view(torch.int32)
-    exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(torch.int32)
-    return (exponent << 23).view(torch.float32)
+    # Adding all mantissa bits carries into the exponent unless the mantissa is zero.
+    return ((x.view(torch.int32) + 0x7FFFFF) & -0x800000).view(torch.float32)
 
 
 def ue8m0_byte(scale: Tensor) -> Tensor:
@@ -29,13 +26,21 @@ def ue8m0_byte(scale: Tensor) -> Tensor:
 
 def ue8m0_value(byte: Tensor) -> Tensor:
     """float32 value of UE8M0 bytes; byte 0 is 2^-127 (a subnormal float32)."""
+    # Bit 22 alone is 2^-127; it is shifted out of every other exponent.
     exponent = byte.to(torch.int32)
-    normal = (exponent << 23).view(torch.float32)
-    return torch.where(exponent == 0, torch.full_like(normal, 2.0**-127), normal)
+    return ((exponent << 23) | ((exponent == 0).to(torch.int32) << 22)).view(torch.float32)
 
 
 def _blocks(x: Tensor, size: int) -> Tensor:
     return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
+
+
+def _scaled_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """E4M3 codes [.., n / 32, 32] and float32 scales [.., n / 32, 1] of `Q8`."""
+    blocks = _blocks(x.float(), 32)
+    scale = pow2_ceil(blocks.abs().amax(-1, keepdim=True).clamp_min_(1e-4).mul_(1.0 / E4M3_MAX))
+    # No clamp: the scale bounds the quotient by 448 plus one ulp, which rounds to 448.
+    return (blocks / scale).to(torch.float8_e4m3fn), scale
 
 
 def quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,37 +52,43 @@ def quantize_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         codes [..., n] float8_e4m3fn and scale bytes [..., n / 32] uint8.
     """
-    blocks = _blocks(x.float(), 32)
-    amax = blocks.abs().amax(-1).clamp_min(1e-4)
-    scale = pow2_ceil(amax * torch.tensor(1.0 / E4M3_MAX, dtype=torch.float32))
-    codes = (blocks / scale.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-    return codes.reshape(x.shape), ue8m0_byte(scale)
+    codes, scale = _scaled_fp8(x)
+    return codes.view(x.shape), ue8m0_byte(scale.squeeze(-1))
 
 
 def dequantize_fp8(codes: Tensor, scale_bytes: Tensor) -> Tensor:
     """float32 values of `quantize_fp8`'s result."""
     blocks = _blocks(codes.float(), 32) * ue8m0_value(scale_bytes).unsqueeze(-1)
-    return blocks.reshape(codes.shape)
+    return blocks.view(codes.shape)
+
+
+def round_fp8_wide(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values of `x` after `Q8`, in a dtype that holds them exactly."""
+    codes, scale = _scaled_fp8(x)
+    return (codes.to(dtype) * scale.to(dtype)).view(x.shape)
 
 
 @reference("round_fp8")
 def round_fp8(x: Tensor) -> Tensor:
     """`Q8` in place use: the values after the round trip, in the dtype of `x` (exact in BF16)."""
-    return dequantize_fp8(*quantize_fp8(x)).to(x.dtype)
+    return round_fp8_wide(x, x.dtype)
 
 
-def _e2m1_codes(magnitude: Tensor) -> Tensor:
-    """Codes 0..7 of non-negative values up to 6, round to nearest, ties to the even code."""
-    code = torch.zeros_like(magnitude, dtype=torch.uint8)
-    for index, midpoint in enumerate(_E2M1_MIDPOINTS):
-        above = magnitude > midpoint if index % 2 == 0 else magnitude >= midpoint
-        code += above.to(torch.uint8)
-    return code
+def _round_e2m1(values: Tensor) -> Tensor:
+    """Values up to 6 in magnitude, rounded to E2M1: nearest, ties to the even code."""
+    # The step is 0.5 below 2, then 1, then 2: half the power of two of the value, at least that of 1.
+    power = (values.view(torch.int32) & 0x7F800000).clamp_min_(127 << 23).view(torch.float32)
+    return (values * 2 / power).round_() * (power * 0.5)
+
+
+#: Code of twice each magnitude, 0..12 (entries that are no magnitude are unused).
+_CODE_OF_TWICE = torch.tensor([0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7], dtype=torch.uint8)
 
 
 def _pack_e2m1(values: Tensor) -> Tensor:
     """Values already divided by their scale and clamped -> two codes a byte, even column in the low nibble."""
-    code = _e2m1_codes(values.abs()) | (torch.signbit(values).to(torch.uint8) << 3)
+    twice = (_round_e2m1(values).abs_() * 2).int()
+    code = _CODE_OF_TWICE.to(values.device)[twice] | (torch.signbit(values).to(torch.uint8) << 3)
     return code[..., 0::2] | (code[..., 1::2] << 4)
 
 
@@ -96,13 +107,17 @@ def unpack_e2m1(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return pairs.reshape(*packed.shape[:-1], packed.shape[-1] * 2)
 
 
+def _scaled_fp4_index(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values divided by their scale [.., n / 32, 32] and the scales [.., n / 32, 1] of `Q4i`."""
+    blocks = _blocks(x.float(), 32)
+    scale = pow2_ceil(blocks.abs().amax(-1, keepdim=True).clamp_min_(6 * 2.0**-126).mul_(1.0 / E2M1_MAX))
+    return (blocks / scale).clamp_(-E2M1_MAX, E2M1_MAX), scale
+
+
 def quantize_fp4_index(x: Tensor) -> tuple[Tensor, Tensor]:
     """`Q4i`: packed E2M1 codes and UE8M0 bytes per 32 columns (index queries and keys)."""
-    blocks = _blocks(x.float(), 32)
-    amax = blocks.abs().amax(-1).clamp_min(6 * 2.0**-126)
-    scale = pow2_ceil(amax * torch.tensor(1.0 / E2M1_MAX, dtype=torch.float32))
-    values = (blocks / scale.unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX).reshape(x.shape)
-    return _pack_e2m1(values), ue8m0_byte(scale)
+    values, scale = _scaled_fp4_index(x)
+    return _pack_e2m1(values.view(x.shape)), ue8m0_byte(scale.squeeze(-1))
 
 
 def dequantize_fp4_index(
@@ -118,7 +133,8 @@ def dequantize_fp4_index(
 @reference("round_fp4_index")
 def round_fp4_index(x: Tensor) -> Tensor:
     """`Q4i` in place use, in the dtype of `x`."""
-    return dequantize_fp4_index(*quantize_fp4_index(x)).to(x.dtype)
+    values, scale = _scaled_fp4_index(x)
+    return (_round_e2m1(values) * scale).view(x.shape).to(x.dtype)
 
 
 def quantize_fp4_main(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,9 +37,7 @@ class Attention:
         self._query = params.fp8_linear("wq_b")
         self._sink = params.float32("attn_sink")
         # wo_a is stored in FP8 but used as BF16: its input is not quantised (weights.md section 3).
-        self._group_weight = params.fp8_weight("wo_a").unflatten(
-            0, (self._groups, config.o_lora_rank)
-        )
+        self._group_weight = params.fp8_weight("wo_a").view(self._groups, config.o_lora_rank, -1)
         self._output = params.fp8_linear("wo_b")
         is_source = layer in config.kv_source_layer_ids
         self.compressor = Compressor(config, params, layer, rope) if is_source else None
@@ -77,12 +75,13 @@ class Attention:
             scale=self._dim**-0.5,
             round_weights=self._numerics.round_softmax_weights,
         )
-        out = self._ops.rope(out, cos_sin, inverse=True).view(x.shape[0], self._groups, -1)
+        out = self._ops.rope(out, cos_sin, inverse=True).view(
+            x.shape[0], self._groups, self._heads // self._groups * self._dim
+        )
         return self._output(self._ops.grouped_linear(out, self._group_weight))
 
     def _window_rows(self, latent: Tensor, rows: RowSet, step: Step) -> Tensor:
         """Rows the step's windows see [B * C + T, d]: those before each request's first row, then the new ones."""
         pool = step.pools.window[self._layer]
         context = self._ops.load_window_rows(pool, rows.context_index, latent.dtype)
-        self._ops.store_window_rows(pool, rows.window_store, latent)
-        return torch.cat((context, self._ops.round_fp8(latent)))
+        return torch.cat((context, self._ops.store_window_rows(pool, rows.window_store, latent)))

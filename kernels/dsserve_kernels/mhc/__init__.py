@@ -1,0 +1,1 @@
+"""mHC bodies other than the reference."""
