@@ -46,4 +46,4 @@ def grouped_linear(o: Tensor, weight64: Tensor) -> Tensor:
         [T, G * r] in the dtype of `o`.
     """
     product = torch.bmm(o.double().transpose(0, 1), weight64.transpose(1, 2))
-    return product.transpose(0, 1).reshape(o.shape[0], -1).to(o.dtype)
+    return product.transpose(0, 1).flatten(1).to(o.dtype)

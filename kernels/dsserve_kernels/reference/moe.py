@@ -84,12 +84,14 @@ def moe_routed(
     # Ascending ids within a row fix the order of the final sum.
     ids, by_id = ids.sort(dim=1)
     pair_ids, pair_weights = ids.flatten(), weights.gather(1, by_id).view(-1, 1)
-    inputs = (round_fp8_wide(x, torch.float64) if quantize else x.double()).repeat_interleave(top_k, 0)
+    inputs = (round_fp8_wide(x, torch.float64) if quantize else x.double()).repeat_interleave(
+        top_k, 0
+    )
     hidden = _per_expert(inputs, pair_ids, w13).to(x.dtype)
     gate, up = hidden.chunk(2, dim=1)
     active = swiglu(gate, up, limit, pair_weights, x.dtype)
     active = round_fp8_wide(active, torch.float64) if quantize else active.double()
-    out = _per_expert(active, pair_ids, w2).to(x.dtype).float().view(x.shape[0], top_k, -1)
+    out = _per_expert(active, pair_ids, w2).to(x.dtype).float().unflatten(0, (x.shape[0], top_k))
     total = out[:, 0]
     for column in range(1, top_k):
         total = total + out[:, column]
