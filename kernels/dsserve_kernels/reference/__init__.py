@@ -12,6 +12,7 @@ from dsserve_kernels.reference import (
     norm,
     quant,
     sampling,
+    wide,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "norm",
     "quant",
     "sampling",
+    "wide",
 ]
