@@ -25,6 +25,7 @@ def scheduler_config(server: ServerConfig, model: ModelConfig, *, num_pages: int
         "decoder_replay": bool(server.enable_decoder_swa_bounded_replay),
         "radix_cache": not server.disable_radix_cache,
         "policy": server.schedule_policy,
+        "retraction_policy": server.retraction_policy,
         "mixed_chunk": server.enable_mixed_chunk,
         "prefill_decode_interval": server.prefill_decode_interval,
         "conservativeness": server.schedule_conservativeness,

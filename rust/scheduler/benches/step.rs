@@ -8,7 +8,9 @@
 use std::time::{Duration, Instant};
 
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
-use dsserve_scheduler::{Namespace, Phase, Policy, RequestSpec, Scheduler, SchedulerConfig};
+use dsserve_scheduler::{
+    Namespace, Phase, Policy, RequestSpec, RetractionPolicy, Scheduler, SchedulerConfig,
+};
 
 /// Steps after which a fresh scheduler is built, so that outputs stay below their limit.
 const STEPS: u64 = 2_000;
@@ -30,6 +32,7 @@ fn running(num_requests: u32) -> Scheduler {
         decoder_replay: true,
         radix_cache: true,
         policy: Policy::Fcfs,
+        retraction_policy: RetractionPolicy::Length,
         mixed_chunk: false,
         prefill_decode_interval: 0,
         conservativeness: 1.0,

@@ -13,6 +13,17 @@ pub enum Policy {
     Lpm,
 }
 
+/// Which request gives its pages back first when decode rows lack some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RetractionPolicy {
+    /// The one with the fewest output tokens, then the longest prompt, then the last arrival.
+    #[default]
+    Length,
+    /// The least urgent one first; among equals as `Length`.
+    Priority,
+}
+
 /// Limits and switches of a [`Scheduler`](crate::Scheduler).
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,6 +64,9 @@ pub struct SchedulerConfig {
     /// Order of the waiting queue.
     #[serde(default = "default_policy")]
     pub policy: Policy,
+    /// Who gives pages back first.
+    #[serde(default)]
+    pub retraction_policy: RetractionPolicy,
     /// Let decode rows ride along in PREFILL steps.
     #[serde(default)]
     pub mixed_chunk: bool,

@@ -23,7 +23,7 @@ mod step;
 mod submit;
 mod table;
 
-pub use config::{Policy, SchedulerConfig};
+pub use config::{Policy, RetractionPolicy, SchedulerConfig};
 pub use dsserve_radix_cache::Namespace;
 pub use error::{Result, SchedulerError};
 pub use event::{FinishCode, Rejection, StepOutputs, STATUS_NAN, STATUS_OK};

@@ -1,7 +1,7 @@
 //! Chunk rules at their edges: page 4, window 8 unless said otherwise.
 use super::{chunk_end, usable_hit, Progress};
 use crate::budget::Budget;
-use crate::config::{Policy, SchedulerConfig};
+use crate::config::{Policy, RetractionPolicy, SchedulerConfig};
 
 fn config(chunked_prefill_size: i64) -> SchedulerConfig {
     SchedulerConfig {
@@ -18,6 +18,7 @@ fn config(chunked_prefill_size: i64) -> SchedulerConfig {
         decoder_replay: true,
         radix_cache: true,
         policy: Policy::Fcfs,
+        retraction_policy: RetractionPolicy::Length,
         mixed_chunk: false,
         prefill_decode_interval: 0,
         conservativeness: 1.0,

@@ -1,6 +1,7 @@
 //! Who gives pages back when decode rows lack them, and how a request lets go of what it holds.
 use std::cmp::Reverse;
 
+use crate::config::RetractionPolicy;
 use crate::error::Result;
 use crate::event::FinishCode;
 use crate::overlap::Leftover;
@@ -34,11 +35,16 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The request with the fewest output tokens, then the longest prompt, then the last arrival.
+    /// The first in the order of [`RetractionPolicy`].
     fn pick_victim(&self, keys: &[Key]) -> Option<Key> {
         keys.iter().copied().min_by_key(|key| {
             let request = self.requests.live(*key);
+            let urgency = match self.config.retraction_policy {
+                RetractionPolicy::Length => 0,
+                RetractionPolicy::Priority => request.spec.priority,
+            };
             (
+                urgency,
                 request.output_len() + request.pending_tokens,
                 Reverse(request.prompt_len),
                 Reverse(request.sequence),

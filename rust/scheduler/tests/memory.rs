@@ -4,7 +4,9 @@ mod common;
 
 use common::harness::Harness;
 use common::{config, prompt, spec};
-use dsserve_scheduler::{FinishCode, RequestSpec, Scheduler, SchedulerConfig, StepPlan, STATUS_OK};
+use dsserve_scheduler::{
+    FinishCode, RequestSpec, RetractionPolicy, Scheduler, SchedulerConfig, StepPlan, STATUS_OK,
+};
 
 fn scheduler(config: SchedulerConfig) -> Scheduler {
     Scheduler::new(config).unwrap()
@@ -204,4 +206,43 @@ fn flush_is_refused_while_requests_hold_pages() {
     run_step(&mut s);
     assert_eq!(s.flush(), Ok(5));
     assert_eq!(s.pool_table()[0].free, 64);
+}
+
+/// The request that is retracted first when three grow out of the pool.
+fn first_retracted(policy: RetractionPolicy) -> u64 {
+    let mut s = scheduler(SchedulerConfig {
+        num_pages: 20,
+        conservativeness: 0.0,
+        retraction_policy: policy,
+        ..config()
+    });
+    for (id, priority) in [(1, 5), (2, -3), (3, 7)] {
+        s.submit(vec![RequestSpec {
+            priority,
+            ignore_eos: false,
+            ..spec(id, prompt(u32::try_from(id).unwrap(), 20), 40)
+        }]);
+    }
+    let mut running = Vec::new();
+    for _ in 0..400 {
+        let (plan, _) = run_step(&mut s);
+        let now: Vec<u64> = plan.request_id.clone();
+        if let Some(gone) = running.iter().find(|id| !now.contains(id)) {
+            if s.stats().counters.retracted > 0 {
+                return *gone;
+            }
+        }
+        running = now;
+    }
+    panic!("nobody was retracted");
+}
+
+#[test]
+fn retraction_policy_priority_takes_the_least_urgent_request() {
+    assert_eq!(first_retracted(RetractionPolicy::Priority), 2);
+}
+
+#[test]
+fn retraction_policy_length_takes_the_last_arrival_among_equals() {
+    assert_eq!(first_retracted(RetractionPolicy::Length), 3);
 }

@@ -87,7 +87,7 @@ class ScheduleOptions:
         "length",
         "Who gives pages back first when memory is short.",
         since=1,
-        choices={"length": 1, "priority": 3},
+        choices={"length": 1, "priority": 1},
     )
     retraction_backup: str = option(
         "none",

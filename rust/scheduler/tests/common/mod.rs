@@ -8,7 +8,7 @@ pub mod device;
 pub mod harness;
 pub mod oracle;
 
-use dsserve_scheduler::{Namespace, Policy, RequestSpec, SchedulerConfig};
+use dsserve_scheduler::{Namespace, Policy, RequestSpec, RetractionPolicy, SchedulerConfig};
 
 /// Ids of the tests' vocabulary; 1 ends a sequence.
 pub const VOCAB: u32 = 40;
@@ -30,6 +30,7 @@ pub fn config() -> SchedulerConfig {
         decoder_replay: true,
         radix_cache: true,
         policy: Policy::Fcfs,
+        retraction_policy: RetractionPolicy::Length,
         mixed_chunk: false,
         prefill_decode_interval: 0,
         conservativeness: 1.0,
