@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dsserve.config.checks import check_flag, check_relations
+from dsserve.config.checks import check_flag
 from dsserve.config.flag import Flag, flags_of
 from dsserve.config.options.cache import CacheOptions
 from dsserve.config.options.deepseek import DeepseekOptions, DisaggregationOptions
@@ -21,6 +21,7 @@ from dsserve.config.options.loading import LoadingOptions
 from dsserve.config.options.operations import OperationsOptions
 from dsserve.config.options.parallel import EplbOptions, ParallelOptions
 from dsserve.config.options.schedule import ScheduleOptions
+from dsserve.config.relations import check_http, check_loading, check_schedule
 from dsserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class ServerConfig(
         """
         for flag in all_flags():
             check_flag(flag, getattr(self, flag.name), _default_of(flag.name))
-        check_relations(self)
+        check_schedule(self)
+        check_http(self)
+        check_loading(self)
 
     def replace(self, **changes: Any) -> ServerConfig:
         """Return a copy with some fields changed; it is not validated."""
