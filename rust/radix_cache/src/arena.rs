@@ -3,7 +3,7 @@
 use std::ops::{Index, IndexMut};
 
 use crate::error::CacheError;
-use crate::pool::PageId;
+use crate::page::{page_count, PageId};
 
 /// No node.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -67,11 +67,6 @@ impl Node {
     pub(crate) fn num_pages(&self) -> u32 {
         page_count(self.pages.len())
     }
-}
-
-/// Page counts are bounded by the pool, whose size is a `u32`.
-pub(crate) fn page_count(len: usize) -> u32 {
-    u32::try_from(len).expect("a pool has less than 2^32 pages")
 }
 
 #[derive(Debug)]

@@ -3,10 +3,11 @@
 use crate::arena::{Arena, NodeHandle};
 use crate::children::ChildIndex;
 use crate::error::CacheError;
-use crate::evict::EvictionOrder;
 use crate::hash::{page_hashes, PageHash};
 use crate::key::{ChildHasher, Namespace, Namespaces};
-use crate::pool::{PageId, PagePool, PageState};
+use crate::order::EvictionOrder;
+use crate::page::PageId;
+use crate::pool::{PagePool, PageState};
 use crate::tokens::TokenStore;
 
 /// Shape of a cache.

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::pool::PageId;
+use crate::page::PageId;
 
 /// Why the cache refused an operation, or what [`check_invariants`] found broken.
 ///

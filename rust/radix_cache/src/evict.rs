@@ -1,70 +1,14 @@
 //! What goes when pages are needed: unlocked leaves, least recently used first.
 //!
-//! One intrusive list holds every unlocked node, oldest use first. A use marks a path from its end
-//! up to the root, so a parent always comes after its children; and the ancestors of a locked node
-//! are locked. Hence the oldest node of the list is always a leaf, the next victim is found without
-//! a search, and a parent that becomes a leaf already stands where its last use puts it.
+//! One list (`order.rs`) holds every unlocked node, oldest use first. A use marks a path from its
+//! end up to the root, so a parent always comes after its children; and the ancestors of a locked
+//! node are locked. Hence the oldest node of the list is always a leaf, the next victim is found
+//! without a search, and a parent that becomes a leaf already stands where its last use puts it.
 
-use crate::arena::{page_count, Arena, NIL, VOID};
+use crate::arena::VOID;
 use crate::cache::RadixCache;
 use crate::error::CacheError;
-
-/// The two ends of the list; the links are in the nodes.
-#[derive(Debug)]
-pub(crate) struct EvictionOrder {
-    oldest: u32,
-    newest: u32,
-}
-
-impl Default for EvictionOrder {
-    fn default() -> Self {
-        Self {
-            oldest: NIL,
-            newest: NIL,
-        }
-    }
-}
-
-impl EvictionOrder {
-    pub(crate) fn oldest(&self) -> Option<u32> {
-        (self.oldest != NIL).then_some(self.oldest)
-    }
-
-    pub(crate) fn push_newest(&mut self, arena: &mut Arena, node: u32) {
-        self.join(arena, self.newest, node);
-        self.join(arena, node, NIL);
-    }
-
-    pub(crate) fn remove(&mut self, arena: &mut Arena, node: u32) {
-        let (older, newer) = (arena[node].older, arena[node].newer);
-        self.join(arena, older, newer);
-        arena[node].older = NIL;
-        arena[node].newer = NIL;
-    }
-
-    /// Nodes from the oldest use to the newest.
-    pub(crate) fn iter<'a>(&self, arena: &'a Arena) -> impl Iterator<Item = u32> + 'a {
-        let first = self.oldest();
-        std::iter::successors(first, |&node| {
-            let newer = arena[node].newer;
-            (newer != NIL).then_some(newer)
-        })
-    }
-
-    /// Makes two nodes (or an end of the list) neighbours.
-    fn join(&mut self, arena: &mut Arena, older: u32, newer: u32) {
-        if older == NIL {
-            self.oldest = newer;
-        } else {
-            arena[older].newer = newer;
-        }
-        if newer == NIL {
-            self.newest = older;
-        } else {
-            arena[newer].older = older;
-        }
-    }
-}
+use crate::page::page_count;
 
 impl RadixCache {
     /// Drops unlocked leaves, least recently used first, until at least `count` pages went to the

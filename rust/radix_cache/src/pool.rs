@@ -1,10 +1,7 @@
 //! Who owns each FULL page: the free list, a caller, or the tree. Page 0 is the dummy page.
 
-use crate::arena::page_count;
 use crate::error::CacheError;
-
-/// Number of a page in the FULL pool. 0 is the dummy page, which nobody ever owns.
-pub type PageId = u32;
+use crate::page::{page_count, PageId};
 
 /// Owner of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

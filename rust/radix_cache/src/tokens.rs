@@ -4,7 +4,7 @@
 //! address of its tokens. A split or an eviction therefore moves no tokens, and the store never
 //! grows past four bytes a token of the pool (resident once a page has been in the tree).
 
-use crate::pool::PageId;
+use crate::page::PageId;
 
 /// Tokens compared by one call: a run of consecutive pages up to this length is one slice.
 const RUN_TOKENS: usize = 4096;

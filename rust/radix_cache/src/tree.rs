@@ -1,10 +1,11 @@
 //! The shape of the tree: match, insert and split. Nothing else adds nodes or moves edges.
 
-use crate::arena::{page_count, Node, NodeHandle, NIL, VOID};
+use crate::arena::{Node, NodeHandle, NIL, VOID};
 use crate::cache::RadixCache;
 use crate::error::CacheError;
 use crate::key::Namespace;
-use crate::pool::{PageId, PageState};
+use crate::page::{page_count, PageId};
+use crate::pool::PageState;
 
 /// The longest cached prefix of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
