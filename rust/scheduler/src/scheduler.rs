@@ -5,13 +5,13 @@ use dsserve_radix_cache::{CacheConfig, RadixCache};
 
 use crate::budget::NewTokenRatio;
 use crate::config::SchedulerConfig;
+use crate::counters::Counters;
 use crate::error::{Result, SchedulerError};
 use crate::event::{FinishCode, StepOutputs};
 use crate::overlap::{InFlight, Quarantine, StepRecord};
 use crate::plan::{PlanCapacity, StepPlan};
 use crate::queue::Queue;
 use crate::state::State;
-use crate::stats::Counters;
 use crate::table::{Key, Table};
 
 /// Decides what runs in each step; owns the prefix cache, the pools and all requests.

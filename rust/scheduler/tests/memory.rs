@@ -3,31 +3,9 @@
 mod common;
 
 use common::harness::Harness;
+use common::steps::{run_step, scheduler};
 use common::{config, prompt, spec};
-use dsserve_scheduler::{
-    FinishCode, RequestSpec, RetractionPolicy, Scheduler, SchedulerConfig, StepPlan, STATUS_OK,
-};
-
-fn scheduler(config: SchedulerConfig) -> Scheduler {
-    Scheduler::new(config).unwrap()
-}
-
-/// Plans a step and gives every sampling request id 5.
-fn run_step(scheduler: &mut Scheduler) -> (StepPlan, dsserve_scheduler::StepOutputs) {
-    let plan = scheduler.next_plan(0).unwrap().expect("a step").clone();
-    let outputs = apply(scheduler, &plan);
-    (plan, outputs)
-}
-
-fn apply(scheduler: &mut Scheduler, plan: &StepPlan) -> dsserve_scheduler::StepOutputs {
-    let ids: Vec<i32> = plan
-        .samples
-        .iter()
-        .map(|s| if *s == 1 { 5 } else { -1 })
-        .collect();
-    let status = vec![STATUS_OK; ids.len()];
-    scheduler.apply(plan.step_id, &ids, &status, 0).unwrap()
-}
+use dsserve_scheduler::{FinishCode, RequestSpec, RetractionPolicy, SchedulerConfig, StepPlan};
 
 #[test]
 fn admission_sets_pages_aside_for_the_output_of_running_requests() {

@@ -7,6 +7,7 @@
 pub mod device;
 pub mod harness;
 pub mod oracle;
+pub mod steps;
 
 use dsserve_scheduler::{Namespace, Policy, RequestSpec, RetractionPolicy, SchedulerConfig};
 
