@@ -43,12 +43,13 @@ def sparse_attention(
         [T, H, d] in the dtype of `q`; zeros where a row has no key.
     """
     out = torch.empty_like(q)
-    rows64 = window_rows.double()
+    # -1 reads the zero row behind the last: a weight of 0 does not cancel what another row may hold (NaN).
+    rows64 = torch.nn.functional.pad(window_rows.double(), (0, 0, 0, 1))
     for start in range(0, q.shape[0], ROW_BLOCK):
         block = slice(start, start + ROW_BLOCK)
         index = window_index[block]
         valid = index >= 0
-        keys = rows64[index.clamp_min(0)]
+        keys = rows64[index]
         if main_pool is not None and main_index is not None:
             chosen = main_index[block]
             keys = torch.cat((keys, load_main_rows(main_pool, chosen, torch.float64)), dim=1)

@@ -87,7 +87,8 @@ _CODE_OF_TWICE = torch.tensor([0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7], dtype=tor
 
 def _pack_e2m1(values: Tensor) -> Tensor:
     """Values already divided by their scale and clamped -> two codes a byte, even column in the low nibble."""
-    twice = (_round_e2m1(values).abs_() * 2).int()
+    # NaN has no code, and as an integer no place in the table: its block's scale carries it.
+    twice = (_round_e2m1(values).abs_() * 2).int().clamp_(0, 12)
     code = _CODE_OF_TWICE.to(values.device)[twice] | (torch.signbit(values).to(torch.uint8) << 3)
     return code[..., 0::2] | (code[..., 1::2] << 4)
 
@@ -110,7 +111,9 @@ def unpack_e2m1(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 def _scaled_fp4_index(x: Tensor) -> tuple[Tensor, Tensor]:
     """Values divided by their scale [.., n / 32, 32] and the scales [.., n / 32, 1] of `Q4i`."""
     blocks = _blocks(x.float(), 32)
-    scale = pow2_ceil(blocks.abs().amax(-1, keepdim=True).clamp_min_(6 * 2.0**-126).mul_(1.0 / E2M1_MAX))
+    scale = pow2_ceil(
+        blocks.abs().amax(-1, keepdim=True).clamp_min_(6 * 2.0**-126).mul_(1.0 / E2M1_MAX)
+    )
     return (blocks / scale).clamp_(-E2M1_MAX, E2M1_MAX), scale
 
 
