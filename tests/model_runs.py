@@ -108,7 +108,7 @@ class Request:
     @property
     def num_left(self) -> int:
         """Rows of the prompt that have not run."""
-        return len(self.prompt) - self.position
+        return max(len(self.prompt) - self.position, 0)
 
     def prefill(self, num_rows: int) -> PlanView:
         """The next rows of the prompt; with replay the last piece must hold a window."""

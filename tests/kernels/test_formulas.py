@@ -72,6 +72,45 @@ def test_attention_rounds_the_weights_but_not_their_sum(seed: int) -> None:
             assert error(ours[0, head], expected) < 1e-6
 
 
+@quick
+@given(seeds)
+def test_attention_never_multiplies_rows_that_are_not_named(seed: int) -> None:
+    """What lies at row 0, or anywhere else, may be NaN as long as no index names it."""
+    q, window, main = CASES["sparse_attention"].make(Source(seed), 12, torch.bfloat16)
+    window, main = (torch.where(index < 5, -1, index) for index in (window, main))
+    rows, compressed = shared("windows").clone(), pool("main").clone()
+    results = []
+    for filling, byte in ((0.0, 0), (torch.nan, 0xFF)):
+        rows[:5], compressed[:5] = filling, byte
+        results.append(
+            [
+                body(
+                    q,
+                    rows,
+                    window,
+                    compressed,
+                    main,
+                    shared("sink"),
+                    scale=0.125,
+                    round_weights=True,
+                )
+                for body in bodies("sparse_attention")
+            ]
+        )
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+@quick
+@given(seeds)
+def test_index_scores_of_hidden_rows_may_be_anything(seed: int) -> None:
+    q, weights, request, visible = CASES["index_scores"].make(Source(seed), 9, torch.bfloat16)
+    hidden = torch.arange(40) >= visible.amax()
+    keys = shared("keys").masked_fill(hidden.view(1, -1, 1), torch.nan)
+    for body in bodies("index_scores"):
+        expected = body(q, weights, shared("keys"), request, visible)
+        assert torch.equal(body(q, weights, keys, request, visible), expected)
+
+
 @pytest.mark.parametrize("size", [1e4, 1e6])
 def test_attention_survives_saturated_scores(size: float) -> None:
     q, rows = torch.full((1, 4, 64), size), torch.randn(5, 64, generator=Source(1).generator)

@@ -192,3 +192,21 @@ def test_stored_rows_are_read_back_as_rounded(rows: list[list[float]], data: st.
         assert torch.equal(load(pool, index, torch.bfloat16), expected)
         untouched = [row for row in range(8) if row not in index.tolist()]
         assert bool((pool[untouched] == 0xFF).all())
+
+
+def test_nan_stays_in_its_row() -> None:
+    """Rows with NaN are written and read like others; values that must show it do, the row beside it is whole."""
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    broken = x.clone()
+    broken[0, 5] = torch.nan
+    for store, load, size, shows_nan in (
+        (store_window_rows, load_window_rows, 66, True),
+        (store_main_rows, load_main_rows, 36, True),
+        (store_index_rows, load_index_rows, 34, False),  # its scale is a power of two
+    ):
+        pools = [torch.zeros(2, size, dtype=torch.uint8) for _ in range(2)]
+        store(pools[0], torch.arange(2), broken)
+        store(pools[1], torch.arange(2), x)
+        rows = [load(pool, torch.arange(2), torch.float32) for pool in pools]
+        assert torch.equal(rows[0][1], rows[1][1])
+        assert bool(rows[0][0].isnan().any()) == shows_nan
