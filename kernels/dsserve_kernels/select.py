@@ -10,7 +10,13 @@ import os
 from types import SimpleNamespace
 
 from dsserve_kernels import reference as _reference  # noqa: F401 - registers every reference body
+from dsserve_kernels.attention import numpy_attention as _numpy_attention  # noqa: F401 - registers
+from dsserve_kernels.gemm import numpy_linear as _numpy_linear  # noqa: F401 - registers
+from dsserve_kernels.kvcache import numpy_rows as _numpy_rows  # noqa: F401 - registers
 from dsserve_kernels.mhc import numpy_sinkhorn as _numpy_sinkhorn  # noqa: F401 - registers
+from dsserve_kernels.mhc import numpy_streams as _numpy_streams  # noqa: F401 - registers
+from dsserve_kernels.moe import numpy_experts as _numpy_experts  # noqa: F401 - registers
+from dsserve_kernels.norm import numpy_norm as _numpy_norm  # noqa: F401 - registers
 from dsserve_kernels.registry import REGISTRY, Implementation
 
 logger = logging.getLogger(__name__)

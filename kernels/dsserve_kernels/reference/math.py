@@ -24,7 +24,11 @@ LANES = 64
 
 def matmul(x: Tensor, weight64: Tensor, dtype: torch.dtype) -> Tensor:
     """X [.., k] times weight64 [n, k] (float64) transposed, rounded once to `dtype`."""
-    return torch.mm(x.double(), weight64.mT).to(dtype) if x.dim() == 2 else (x.double() @ weight64.mT).to(dtype)
+    return (
+        torch.mm(x.double(), weight64.mT).to(dtype)
+        if x.dim() == 2
+        else (x.double() @ weight64.mT).to(dtype)
+    )
 
 
 def _in_lanes(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

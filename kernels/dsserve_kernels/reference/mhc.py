@@ -58,7 +58,7 @@ def hc_split_sinkhorn(
 
 
 def scaled_mixes(z: Tensor, base: Tensor, scale: Tensor, num_streams: int) -> Tensor:
-    """z times the scale of each column's kind (pre, post, matrix), plus base: [T, n * (n + 2)]."""
+    """Scales z: times the scale of each column's kind (pre, post, matrix), plus base: [T, n * (n + 2)]."""
     return z * scale[_scale_index(num_streams, z.device)] + base
 
 

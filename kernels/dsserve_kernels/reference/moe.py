@@ -91,7 +91,8 @@ def moe_routed(
     gate, up = hidden.chunk(2, dim=1)
     active = swiglu(gate, up, limit, pair_weights, x.dtype)
     active = round_fp8_wide(active, torch.float64) if quantize else active.double()
-    out = _per_expert(active, pair_ids, w2).to(x.dtype).float().unflatten(0, (x.shape[0], top_k))
+    out = _per_expert(active, pair_ids, w2).to(x.dtype).float()
+    out = out.view(x.shape[0], top_k, w2.shape[1])
     total = out[:, 0]
     for column in range(1, top_k):
         total = total + out[:, column]

@@ -1,0 +1,1 @@
+"""CPU bodies of cache row reads and writes."""

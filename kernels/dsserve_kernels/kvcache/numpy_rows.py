@@ -1,0 +1,103 @@
+"""Window rows and compressed rows of few tokens with numpy, bit-equal to the reference.
+
+Reading is a look-up: a table of 256 values for the codes of a byte, another for its scales.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dsserve_kernels.arrays import is_small, register, rounded, widened
+from dsserve_kernels.quant.numpy_fp8 import codes_and_scales
+from dsserve_kernels.reference import kvcache as reference
+from dsserve_kernels.reference.quant import ue8m0_value, unpack_e2m1
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from dsserve_kernels.arrays import Float32
+
+_BYTES = torch.arange(256, dtype=torch.uint8)
+#: Values of each byte as E4M3 number, as UE8M0 scale, and as a pair of E2M1 numbers.
+_E4M3: Float32 = _BYTES.view(torch.float8_e4m3fn).float().numpy()
+_UE8M0: Float32 = ue8m0_value(_BYTES).numpy()
+_E2M1_PAIR: Float32 = unpack_e2m1(_BYTES.view(256, 1)).numpy()
+#: The same pairs as one 8-byte entry each, which is looked up at once.
+_E2M1_PAIR_BITS: NDArray[np.int64] = _E2M1_PAIR.view(np.int64)[:, 0].copy()
+
+
+def load_window_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """See `reference.kvcache.load_window_rows`."""
+    raw, missing = _load(pool, index)
+    dim = raw.shape[-1] * 32 // 33
+    return rounded(_scaled(_E4M3.take(raw[..., :dim]), _UE8M0.take(raw[..., dim:]), missing), dtype)
+
+
+def load_main_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """See `reference.kvcache.load_main_rows`."""
+    raw, missing = _load(pool, index)
+    packed = raw.shape[-1] * 8 // 9
+    return rounded(
+        _scaled(_pairs(raw[..., :packed]), _E4M3.take(raw[..., packed:]), missing), dtype
+    )
+
+
+def load_index_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """See `reference.kvcache.load_index_rows`."""
+    raw, missing = _load(pool, index)
+    packed = raw.shape[-1] * 16 // 17
+    return rounded(
+        _scaled(_pairs(raw[..., :packed]), _UE8M0.take(raw[..., packed:]), missing), dtype
+    )
+
+
+def store_window_rows(pool: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+    """See `reference.kvcache.store_window_rows`."""
+    if not is_small(rows):
+        return reference.store_window_rows(pool, index, rows)
+    codes, scale = codes_and_scales(widened(rows))
+    dim = rows.shape[1]
+    raw = np.empty((rows.shape[0], dim + dim // 32), dtype=np.uint8)
+    raw[:, :dim] = codes
+    raw[:, dim:] = (scale.view(np.int32) >> 23).reshape(rows.shape[0], -1)
+    where = index.numpy()
+    kept = where >= 0
+    if not kept.all():
+        where, stored = where[kept], raw[kept]
+    else:
+        stored = raw
+    pool.numpy()[where] = stored
+    values = _E4M3.take(codes).reshape(-1, 32) * scale
+    return rounded(values.reshape(rows.shape), rows.dtype)
+
+
+def _load(pool: Tensor, index: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
+    """Raw rows at `index` [..], any row where it is -1, and where that is (None if nowhere)."""
+    where = index.numpy()
+    missing = where < 0
+    return pool.numpy().take(where, 0, mode="clip"), missing if missing.any() else None
+
+
+def _pairs(packed: NDArray[np.uint8]) -> Float32:
+    """E2M1 values of packed bytes: [.., n / 2] -> [.., n]."""
+    values: Float32 = _E2M1_PAIR_BITS.take(packed).view(np.float32)
+    return values
+
+
+def _scaled(values: Float32, scales: Float32, missing: NDArray[np.bool_] | None) -> Float32:
+    """Values times the scale of their group, zeros where a row is missing."""
+    groups = values.reshape(*scales.shape, values.shape[-1] // scales.shape[-1])
+    np.multiply(groups, scales[..., None], groups)
+    if missing is not None:
+        groups[missing] = 0
+    return values
+
+
+register(load_window_rows)
+register(load_main_rows)
+register(load_index_rows)
+register(store_window_rows)

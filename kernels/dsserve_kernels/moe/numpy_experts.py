@@ -1,0 +1,100 @@
+"""Router and experts of few rows with numpy, bit-equal to the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import silu, softplus
+
+from dsserve_kernels.arrays import in_lanes, is_small, register, rounded, widened
+from dsserve_kernels.quant.numpy_fp8 import round_fp8_array
+from dsserve_kernels.reference import moe as reference
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from dsserve_kernels.arrays import Float32, Float64
+
+
+def route_experts(
+    x: Tensor, weight64: Tensor, bias: Tensor, *, top_k: int, scale: float, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """See `reference.moe.route_experts`."""
+    if not is_small(x):
+        return reference.route_experts(
+            x, weight64, bias, top_k=top_k, scale=scale, temperature=temperature
+        )
+    logits: Float32 = torch.mm(x.double(), weight64.mT).float().numpy()
+    np.divide(logits, np.float32(temperature), logits)
+    scores = np.sqrt(in_lanes(softplus, logits))
+    ids = np.argsort(-(scores + bias.numpy()), 1, "stable")[:, :top_k]
+    offsets = np.arange(0, scores.size, scores.shape[1])[:, None]
+    chosen = scores.take(ids + offsets)
+    # Torch sums in an order of its own.
+    total = torch.from_numpy(chosen).sum(1, keepdim=True).numpy()
+    weights = chosen / (total + np.float32(reference.ROUTE_EPS)) * np.float32(scale)
+    return torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+def moe_routed(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    *,
+    limit: float,
+    quantize: bool,
+) -> Tensor:
+    """See `reference.moe.moe_routed`; pairs of row and expert are kept in the order of the experts."""
+    if not is_small(x):
+        return reference.moe_routed(x, ids, weights, w13, w2, limit=limit, quantize=quantize)
+    rows, top_k = ids.shape
+    pair_ids = ids.numpy().reshape(-1)
+    order = pair_ids.argsort(kind="stable")
+    row_of = order // top_k
+    runs = _runs(pair_ids[order])
+    wide = widened(x)
+    inputs = round_fp8_array(wide) if quantize else wide.astype(np.float64)
+    hidden = widened(_per_expert(inputs[row_of], runs, w13).to(x.dtype))
+    half = hidden.shape[1] // 2
+    gate = np.minimum(hidden[:, :half], np.float32(limit))
+    up = np.clip(hidden[:, half:], np.float32(-limit), np.float32(limit))
+    active = in_lanes(silu, gate)
+    np.multiply(active, up, active)
+    np.multiply(weights.numpy().reshape(-1)[order][:, None], active, active)
+    active = widened(rounded(active, x.dtype))
+    inputs = round_fp8_array(active) if quantize else active.astype(np.float64)
+    out = widened(_per_expert(inputs, runs, w2).to(x.dtype))
+    # Back to the order of rows; within a row the ids still ascend, and the sum runs in that order.
+    by_row = row_of.argsort(kind="stable")
+    total: Float32 = np.add.reduce(out[by_row].reshape(rows, top_k, -1), 1)
+    return torch.from_numpy(total)
+
+
+def _runs(sorted_ids: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """(expert, first pair, end) of each expert that has pairs."""
+    ids = sorted_ids.tolist()
+    starts = [i for i, expert in enumerate(ids) if i == 0 or expert != ids[i - 1]]
+    return [
+        (ids[start], start, end) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)
+    ]
+
+
+def _per_expert(inputs: Float64, runs: list[tuple[int, int, int]], weights: Tensor) -> Tensor:
+    """Each pair's input times the weight of its expert: [R, k], [E, n, k] -> [R, n] float64."""
+    source = torch.from_numpy(inputs)
+    result = source.new_empty(len(inputs), weights.shape[1])
+    for expert, start, end in runs:
+        if end - start == 1:
+            torch.mv(weights[expert], source[start], out=result[start])
+        else:
+            torch.mm(source[start:end], weights[expert].mT, out=result[start:end])
+    return result
+
+
+register(route_experts, ("released", "fast"))
+register(moe_routed)

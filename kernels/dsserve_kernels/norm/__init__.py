@@ -1,0 +1,1 @@
+"""CPU bodies of RMSNorm and the rotary embedding."""

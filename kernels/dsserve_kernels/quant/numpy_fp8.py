@@ -1,0 +1,63 @@
+"""`Q8` of few rows with numpy, bit-equal to the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dsserve_kernels.reference import quant as reference
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from dsserve_kernels.arrays import Float32, Float64
+
+_FLOOR = np.float32(1e-4)
+_INVERSE_MAX = np.float32(1.0 / reference.E4M3_MAX)
+_MANTISSA = np.int32(0x7FFFFF)
+_EXPONENT = np.int32(0x7F800000)
+#: Bits of 2^-6, the least normal E4M3 number: below it the step stays the same.
+_LEAST_POWER = np.int32((127 - 6) << 23)
+#: Turns the bits of 2^e into those of 1.5 * 2^(e + 20): adding that number rounds to steps of 2^(e - 3).
+_TO_ROUNDER = np.int32((20 << 23) + 0x400000)
+
+
+def scaled(x: Float32) -> tuple[Float32, Float32]:
+    """Quotients [.., 32] of all blocks in order, and their scales [.., 1]."""
+    blocks = x.reshape(-1, 32)
+    scale = np.maximum.reduce(np.abs(blocks), 1)
+    np.maximum(scale, _FLOOR, out=scale)
+    np.multiply(scale, _INVERSE_MAX, scale)
+    bits = scale.view(np.int32)
+    np.add(bits, _MANTISSA, bits)
+    np.bitwise_and(bits, _EXPONENT, bits)
+    scale = scale[:, None]
+    return blocks / scale, scale
+
+
+def round_e4m3(quotients: Float32) -> Float32:
+    """Nearest E4M3 numbers, ties to even, for magnitudes up to 448 and an ulp; zeros come out positive."""
+    power = quotients.view(np.int32) & _EXPONENT
+    np.maximum(power, _LEAST_POWER, out=power)
+    np.add(power, _TO_ROUNDER, power)
+    rounder = power.view(np.float32)
+    result: Float32 = quotients + rounder
+    np.subtract(result, rounder, result)
+    return result
+
+
+def round_fp8_array(x: Float32) -> Float64:
+    """The values of `x` after `Q8`, like `reference.round_fp8_wide`; only the sign of zeros is lost."""
+    quotients, scale = scaled(x)
+    values = round_e4m3(quotients)
+    np.multiply(values, scale, values)
+    return values.astype(np.float64).reshape(x.shape)
+
+
+def codes_and_scales(x: Float32) -> tuple[NDArray[np.uint8], Float32]:
+    """E4M3 codes in the shape of `x` and the float32 scales [.., 1] of its blocks in order."""
+    quotients, scale = scaled(x)
+    codes = torch.from_numpy(quotients).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes.numpy().reshape(x.shape), scale
