@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Elements up to which a numpy body runs itself (measured: equal cost near 10^5 elements).
 MAX_ELEMENTS = 1 << 16
+_SIXTEEN, _ONE = np.uint32(16), np.uint32(1)
+_HALF_LESS_ONE, _HIGH_HALF = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
 def is_small(x: Tensor) -> bool:
@@ -45,6 +47,23 @@ def widened(x: Tensor) -> Float32:
 def rounded(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
     """A tensor of the values, rounded to `dtype`; shares memory where the dtype is the same."""
     return torch.from_numpy(array).to(dtype)
+
+
+def round_bf16(array: Float32) -> Float32:
+    """The values of a fresh float32 array after rounding to BF16, ties to even; works in place."""
+    bits = array.view(np.uint32)
+    low = np.right_shift(bits, _SIXTEEN)
+    np.bitwise_and(low, _ONE, low)
+    np.add(low, _HALF_LESS_ONE, low)
+    np.add(bits, low, bits)
+    np.bitwise_and(bits, _HIGH_HALF, bits)
+    return array
+
+
+def narrowed(product: Tensor, dtype: torch.dtype) -> Float32:
+    """The values of a float64 product after rounding to float32 and, for BF16, once more, as torch does."""
+    array: Float32 = product.numpy().astype(np.float32)
+    return round_bf16(array) if dtype == torch.bfloat16 else array
 
 
 def in_lanes(function: Callable[[Tensor], Tensor], array: Float32) -> Float32:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def linear_fp8(x: Tensor, weight64: Tensor, *, quantize: bool) -> Tensor:
+def linear_fp8(x: Tensor, weight: Tensor, *, quantize: bool) -> Tensor:
     """See `reference.gemm.linear_fp8`."""
     if not quantize or x.dim() != 2 or not is_small(x):
-        return reference.linear_fp8(x, weight64, quantize=quantize)
+        return reference.linear_fp8(x, weight, quantize=quantize)
     inputs = torch.from_numpy(round_fp8_array(widened(x)))
-    return torch.mm(inputs, weight64.mT).to(x.dtype)
+    return torch.mm(inputs, weight.double().mT).to(x.dtype)
 
 
 register(linear_fp8)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def hc_stats(streams: Tensor, fn64: Tensor, eps: float) -> Tensor:
+def hc_stats(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
     """See `reference.mhc.hc_stats`."""
     if not is_small(streams):
-        return reference.hc_stats(streams, fn64, eps)
+        return reference.hc_stats(streams, fn, eps)
     flat = streams.flatten(1).float()
-    mixes = torch.mm(flat.double(), fn64.mT).float()
+    mixes = torch.mm(flat.double(), fn.double().mT).float()
     values = mixes.numpy()
     np.multiply(values, 1 / np.sqrt(mean_square(flat) + np.float32(eps)), values)
     return mixes

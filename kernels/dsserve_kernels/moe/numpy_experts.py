@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn.functional import silu, softplus
 
-from dsserve_kernels.arrays import in_lanes, is_small, register, rounded, widened
+from dsserve_kernels.arrays import in_lanes, is_small, narrowed, register, round_bf16, widened
 from dsserve_kernels.quant.numpy_fp8 import round_fp8_array
 from dsserve_kernels.reference import moe as reference
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def route_experts(
-    x: Tensor, weight64: Tensor, bias: Tensor, *, top_k: int, scale: float, temperature: float
+    x: Tensor, weight: Tensor, bias: Tensor, *, top_k: int, scale: float, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """See `reference.moe.route_experts`."""
     if not is_small(x):
         return reference.route_experts(
-            x, weight64, bias, top_k=top_k, scale=scale, temperature=temperature
+            x, weight, bias, top_k=top_k, scale=scale, temperature=temperature
         )
-    logits: Float32 = torch.mm(x.double(), weight64.mT).float().numpy()
+    logits: Float32 = torch.mm(x.double(), weight.double().mT).float().numpy()
     np.divide(logits, np.float32(temperature), logits)
     scores = np.sqrt(in_lanes(softplus, logits))
     ids = np.argsort(-(scores + bias.numpy()), 1, "stable")[:, :top_k]
@@ -59,16 +59,17 @@ def moe_routed(
     runs = _runs(pair_ids[order])
     wide = widened(x)
     inputs = round_fp8_array(wide) if quantize else wide.astype(np.float64)
-    hidden = widened(_per_expert(inputs[row_of], runs, w13).to(x.dtype))
+    hidden = narrowed(_per_expert(inputs[row_of], runs, w13), x.dtype)
     half = hidden.shape[1] // 2
     gate = np.minimum(hidden[:, :half], np.float32(limit))
     up = np.clip(hidden[:, half:], np.float32(-limit), np.float32(limit))
     active = in_lanes(silu, gate)
     np.multiply(active, up, active)
     np.multiply(weights.numpy().reshape(-1)[order][:, None], active, active)
-    active = widened(rounded(active, x.dtype))
+    if x.dtype == torch.bfloat16:
+        round_bf16(active)
     inputs = round_fp8_array(active) if quantize else active.astype(np.float64)
-    out = widened(_per_expert(inputs, runs, w2).to(x.dtype))
+    out = narrowed(_per_expert(inputs, runs, w2), x.dtype)
     # Back to the order of rows; within a row the ids still ascend, and the sum runs in that order.
     by_row = row_of.argsort(kind="stable")
     total: Float32 = np.add.reduce(out[by_row].reshape(rows, top_k, -1), 1)
@@ -90,9 +91,9 @@ def _per_expert(inputs: Float64, runs: list[tuple[int, int, int]], weights: Tens
     result = source.new_empty(len(inputs), weights.shape[1])
     for expert, start, end in runs:
         if end - start == 1:
-            torch.mv(weights[expert], source[start], out=result[start])
+            torch.mv(weights[expert].double(), source[start], out=result[start])
         else:
-            torch.mm(source[start:end], weights[expert].mT, out=result[start:end])
+            torch.mm(source[start:end], weights[expert].double().mT, out=result[start:end])
     return result
 
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 LANES = 64
 
 
-def matmul(x: Tensor, weight64: Tensor, dtype: torch.dtype) -> Tensor:
-    """X [.., k] times weight64 [n, k] (float64) transposed, rounded once to `dtype`."""
+def matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """X [.., k] times weight [n, k] transposed, widened to float64 and rounded once to `dtype`."""
     return (
-        torch.mm(x.double(), weight64.mT).to(dtype)
+        torch.mm(x.double(), weight.double().mT).to(dtype)
         if x.dim() == 2
-        else (x.double() @ weight64.mT).to(dtype)
+        else (x.double() @ weight.double().mT).to(dtype)
     )
 
 

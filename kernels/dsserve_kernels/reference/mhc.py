@@ -12,19 +12,19 @@ from dsserve_kernels.registry import reference
 
 
 @reference("hc_stats")
-def hc_stats(streams: Tensor, fn64: Tensor, eps: float) -> Tensor:
+def hc_stats(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
     """Projection of the flattened streams, divided by their root mean square.
 
     Args:
         streams: [T, n, D] residual streams.
-        fn64: [n * (n + 2), n * D] float64.
+        fn: [n * (n + 2), n * D].
         eps: Added to the mean of squares.
 
     Returns:
         z [T, n * (n + 2)] float32.
     """
     flat = streams.flatten(1).float()
-    return matmul(flat, fn64, torch.float32) * torch.rsqrt(mean_square(flat) + eps)
+    return matmul(flat, fn, torch.float32) * torch.rsqrt(mean_square(flat) + eps)
 
 
 @reference("hc_split_sinkhorn")

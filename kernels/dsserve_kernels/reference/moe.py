@@ -15,13 +15,13 @@ ROUTE_EPS = 1e-20
 
 @reference("route_experts")
 def route_experts(
-    x: Tensor, weight64: Tensor, bias: Tensor, *, top_k: int, scale: float, temperature: float
+    x: Tensor, weight: Tensor, bias: Tensor, *, top_k: int, scale: float, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Bias-corrected selection; the weights come from the raw scores.
 
     Args:
         x: [T, D] activation.
-        weight64: [E, D] float64.
+        weight: [E, D].
         bias: [T or 1, E] float32, text or vision bias of each row.
         top_k: Experts per row.
         scale: `routed_scaling_factor`.
@@ -30,7 +30,7 @@ def route_experts(
     Returns:
         ids [T, k] int64 in descending biased score (ties to the lower id), weights [T, k] float32.
     """
-    logits = matmul(x, weight64, torch.float32) / temperature
+    logits = matmul(x, weight, torch.float32) / temperature
     scores = softplus(logits).sqrt()
     ids = torch.sort(scores + bias, dim=1, descending=True, stable=True).indices[:, :top_k]
     chosen = scores.gather(1, ids)
@@ -72,8 +72,8 @@ def moe_routed(
         x: [T, D] activation.
         ids: [T, k] int64.
         weights: [T, k] float32.
-        w13: [E, 2F, D] float64: gate rows, then up rows.
-        w2: [E, D, F] float64.
+        w13: [E, 2F, D], as in `linear_fp8`: gate rows, then up rows.
+        w2: [E, D, F].
         limit: `swiglu_limit`.
         quantize: `Q8` on the inputs of both products.
 
@@ -107,7 +107,7 @@ def _per_expert(inputs: Tensor, expert: Tensor, weights: Tensor) -> Tensor:
         rows_of.setdefault(index, []).append(row)
     for index, rows in rows_of.items():
         if len(rows) == 1:
-            torch.mv(weights[index], inputs[rows[0]], out=result[rows[0]])
+            torch.mv(weights[index].double(), inputs[rows[0]], out=result[rows[0]])
         else:
-            result[rows] = torch.mm(inputs[rows], weights[index].mT)
+            result[rows] = torch.mm(inputs[rows], weights[index].double().mT)
     return result

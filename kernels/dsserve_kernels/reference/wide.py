@@ -38,17 +38,19 @@ def rope(x: Tensor, cos_sin: Tensor, *, inverse: bool = False) -> Tensor:
     return out
 
 
-def hc_stats(streams: Tensor, fn64: Tensor, eps: float) -> Tensor:
+def hc_stats(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
     """See `reference.mhc.hc_stats`."""
     flat = streams.flatten(1).double()
-    return ((flat @ fn64.mT) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)).float()
+    return (
+        (flat @ fn.double().mT) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+    ).float()
 
 
 def route_experts(
-    x: Tensor, weight64: Tensor, bias: Tensor, *, top_k: int, scale: float, temperature: float
+    x: Tensor, weight: Tensor, bias: Tensor, *, top_k: int, scale: float, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """See `reference.moe.route_experts`; the scores are rounded once, after the square root."""
-    scores = softplus((x.double() @ weight64.mT) / temperature).sqrt().float()
+    scores = softplus((x.double() @ weight.double().mT) / temperature).sqrt().float()
     ids = torch.sort(scores + bias, dim=1, descending=True, stable=True).indices[:, :top_k]
     chosen = scores.gather(1, ids)
     return ids, chosen / (chosen.sum(1, keepdim=True) + ROUTE_EPS) * scale

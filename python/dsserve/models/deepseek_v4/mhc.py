@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dsserve.models.deepseek_v4.params import WIDE, Params
-
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dsserve.config.model import ModelConfig
+    from dsserve.models.deepseek_v4.params import Params
     from dsserve_kernels.select import Operators
 
 #: Added to the mean of squares of the flattened streams (a constant of section 4).
@@ -22,7 +21,7 @@ class HyperConnection:
     def __init__(self, config: ModelConfig, params: Params, sublayer: str) -> None:
         """Prepare the projection of `sublayer` (`attn` or `ffn`)."""
         self._ops: Operators = params.ops
-        self._fn = params.raw(f"hc_{sublayer}_fn").to(WIDE)
+        self._fn = params.raw(f"hc_{sublayer}_fn")
         self._base = params.float32(f"hc_{sublayer}_base")
         self._scale = params.float32(f"hc_{sublayer}_scale")
         self._num_streams = config.hc_mult

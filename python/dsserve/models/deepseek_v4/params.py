@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from dsserve_kernels.numerics import Numerics
     from dsserve_kernels.select import Operators
 
-#: Weights are widened exactly; float64 products of them need one rounding only (reference/math.py).
-WIDE = torch.float64
+#: Holds every dequantised weight exactly.
+_WIDE = torch.float64
 
 
 @dataclass(slots=True)
@@ -55,12 +55,14 @@ class Params:
 
     def fp8_weight(self, name: str) -> Tensor:
         """Dequantised FP8 weight [out, in]."""
-        return dequantize_weight_fp8(self.raw(f"{name}.weight"), self.raw(f"{name}.scale"), WIDE)
+        return _compact(
+            dequantize_weight_fp8(self.raw(f"{name}.weight"), self.raw(f"{name}.scale"), _WIDE)
+        )
 
     def fp4_weight(self, name: str) -> Tensor:
         """Dequantised FP4 weight [out, in]."""
         packed = self.raw(f"{name}.weight").view(torch.uint8)
-        return dequantize_weight_fp4(packed, self.raw(f"{name}.scale"), WIDE)
+        return _compact(dequantize_weight_fp4(packed, self.raw(f"{name}.scale"), _WIDE))
 
     def fp8_linear(self, *names: str) -> Fp8Linear:
         """One linear, or several of the same input stacked by rows."""
@@ -71,14 +73,21 @@ class Params:
 
     def linear(self, name: str) -> Linear:
         """A BF16 linear."""
-        return Linear(self.ops, self.raw(f"{name}.weight").to(WIDE))
+        return Linear(self.ops, self.raw(f"{name}.weight"))
 
     def fp32_linear(self, *names: str) -> Fp32Linear:
         """A product that stays in FP32, possibly of several stacked weights."""
-        return Fp32Linear(
-            self.ops, torch.cat([self.raw(f"{name}.weight").to(WIDE) for name in names])
-        )
+        return Fp32Linear(self.ops, torch.cat([self.raw(f"{name}.weight") for name in names]))
 
     def norm(self, name: str) -> RmsNorm:
         """An RMSNorm."""
         return RmsNorm(self.ops, self.float32(f"{name}.weight"), self.eps)
+
+
+def _compact(weight: Tensor) -> Tensor:
+    """The weight in BF16 if that is exact, as it is for all but extreme scales.
+
+    Operators widen weights as they use them: a decode step reads every weight once, and is bound by the bytes.
+    """
+    narrow = weight.bfloat16()
+    return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
