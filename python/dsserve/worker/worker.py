@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from pathlib import Path
@@ -129,5 +130,8 @@ def build_worker(
         eos_token_ids=model_config.eos_token_ids,
         random_seed=server.random_seed,
     )
+    # What was loaded stays: the collector need not walk it again at every few hundred small objects of a step.
+    gc.collect()
+    gc.freeze()
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
     return ModelWorker(runner, sampler, buffers)

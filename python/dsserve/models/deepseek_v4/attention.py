@@ -53,11 +53,7 @@ class Attention:
             rows: The rows of x.
             step: Pools and the current selection; an index source replaces the selection.
         """
-        cos_sin = (
-            self._rope.compressed(rows.positions)
-            if self._is_compressed
-            else self._rope.window(rows.positions)
-        )
+        cos_sin = step.rotation(self._rope, rows, is_compressed=self._is_compressed)
         projected = self._input(x)
         low, latent = projected[:, : self._rank], projected[:, self._rank :]
         qr = self._q_norm(low)

@@ -50,8 +50,7 @@ class Indexer:
         visible = rows.num_visible[self._ratio]
         if num_keys <= min(self._topk, self._num_blocks * self._block_size):
             # Every visible row is chosen and no candidate block can be left out: nothing to score.
-            positions = torch.arange(num_keys, device=x.device).unsqueeze(0)
-            chosen = torch.where(positions < visible.unsqueeze(1), positions, -1)
+            chosen, step.main_index = self._whole_selection(num_keys, rows, step)
             if self._is_candidate_source:
                 step.candidates = None
         else:
@@ -63,15 +62,31 @@ class Indexer:
             elif self._is_restricted and step.candidates is not None:
                 scores = scores.masked_fill(~step.candidates, -torch.inf)
             chosen = self._ops.topk_rows(scores, self._topk)
+            step.main_index = self._pool_rows(chosen, rows, step)
         step.record("topk", self._layer, chosen, is_tail=rows is step.batch.decoder)
+
+    def _whole_selection(self, num_keys: int, rows: RowSet, step: Step) -> tuple[Tensor, Tensor]:
+        """All visible positions and their pool rows; the same for all layers of a ratio, so found once a step."""
+        key = (self._ratio, rows is step.batch.decoder)
+        selection = step.whole_selections.get(key)
+        if selection is None:
+            visible = rows.num_visible[self._ratio]
+            positions = torch.arange(num_keys, device=visible.device).unsqueeze(0)
+            chosen = torch.where(positions < visible.unsqueeze(1), positions, -1)
+            selection = chosen, self._pool_rows(chosen, rows, step)
+            step.whole_selections[key] = selection
+        return selection
+
+    def _pool_rows(self, chosen: Tensor, rows: RowSet, step: Step) -> Tensor:
+        """[T, K] pool rows of positions, -1 = none."""
         pool_rows = step.batch.source_index[self._ratio][rows.row_request]
-        step.main_index = torch.where(chosen >= 0, pool_rows.gather(1, chosen.clamp_min(0)), -1)
+        return torch.where(chosen >= 0, pool_rows.gather(1, chosen.clamp_min(0)), -1)
 
     def _scores(self, x: Tensor, qr: Tensor, rows: RowSet, step: Step, visible: Tensor) -> Tensor:
         """[T, N] float32 index scores, -inf where not visible."""
         query = self._query(qr).view(-1, self._heads, self._dim)
         query = self._ops.round_fp4_index(
-            self._ops.rope(query, self._rope.compressed(rows.positions))
+            self._ops.rope(query, step.rotation(self._rope, rows, is_compressed=True))
         )
         weights = self._head_weights(x).float() * self._scale
         keys = self._ops.load_index_rows(

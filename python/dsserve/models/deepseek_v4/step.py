@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsserve.kv.device import DevicePools
-    from dsserve.models.batch import ForwardBatch
+    from dsserve.models.batch import ForwardBatch, RowSet
+    from dsserve.models.deepseek_v4.rope import RopeTables
 
 
 class Capture(Protocol):
@@ -33,6 +34,7 @@ class Step:
         pools: Where keys lie.
         main_index: [T, K] pool rows chosen by the latest index source, -1 = none.
         candidates: [T, N] positions inside the candidate blocks, or None while nothing is restricted.
+        whole_selections: (ratio, tail rows?) -> positions and pool rows of a selection that leaves nothing out.
         capture: Recorder of intermediate tensors, or None.
     """
 
@@ -40,7 +42,18 @@ class Step:
     pools: DevicePools
     main_index: Tensor | None = None
     candidates: Tensor | None = None
+    whole_selections: dict[tuple[int, bool], tuple[Tensor, Tensor]] = field(default_factory=dict)
     capture: Capture | None = field(default=None)
+    _rotations: dict[tuple[bool, bool], Tensor] = field(default_factory=dict)
+
+    def rotation(self, tables: RopeTables, rows: RowSet, *, is_compressed: bool) -> Tensor:
+        """Rotary table rows of the given row set, the same for all layers of a kind: looked up once a step."""
+        key = (is_compressed, rows is self.batch.decoder)
+        cos_sin = self._rotations.get(key)
+        if cos_sin is None:
+            look_up = tables.compressed if is_compressed else tables.window
+            cos_sin = self._rotations[key] = look_up(rows.positions)
+        return cos_sin
 
     def record(self, kind: str, layer: int, tensor: Tensor, *, is_tail: bool) -> None:
         """Hand a tensor to the capture, if there is one that wants it."""
