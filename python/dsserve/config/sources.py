@@ -53,6 +53,22 @@ class _Setting:
     polarity: bool = True
 
 
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML in which a key may stand only once, so that no line of a file is lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping, or refuse it."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"the key {key.value} stands twice", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def load_config(given: Mapping[str, Any], variables: Mapping[str, str]) -> LoadedConfig:
     """Merge the three sources and check every value.
 
@@ -141,7 +157,7 @@ def _variable_settings(variables: Mapping[str, str], notices: list[str]) -> Iter
 
 def _file_settings(path: Path) -> Iterator[_Setting]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: cannot be read: {error}", param="--config") from None
     except yaml.YAMLError as error:
@@ -154,6 +170,7 @@ def _file_settings(path: Path) -> Iterator[_Setting]:
             f"--config {path}: expected lines such as 'port: 31000'", param="--config"
         )
     table = {spelling.removeprefix("--"): found for spelling, found in spellings().items()}
+    seen: dict[str, Any] = {}
     for key, raw in content.items():
         name = str(key).replace("_", "-")
         if name not in table:
@@ -167,6 +184,11 @@ def _file_settings(path: Path) -> Iterator[_Setting]:
         if raw is None:
             continue
         flag, polarity = table[name]
+        other = seen.setdefault(flag.name, key)
+        if other != key:
+            raise ConfigError(
+                f"--config {path}: {other} and {key} set the same flag; keep one", param="--config"
+            )
         yield _Setting(flag, raw, f"{key} in {path}", polarity)
 
 

@@ -43,6 +43,9 @@ def read_value(flag: Flag, value: Any, *, source: str) -> Any:
     """
     if flag.is_repeated:
         items = value if isinstance(value, list | tuple) else [value]
+        if not items:
+            # An empty list of keys would open a server that was meant to be closed.
+            raise ConfigError(f"{source}: the value is empty; leave it out instead", param=source)
         return tuple(_scalar(flag, item, source) for item in items)
     return _scalar(flag, value, source)
 
