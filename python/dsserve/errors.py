@@ -248,6 +248,17 @@ def rejection_error(code: str, message: str) -> DsserveError:
     return error_class(message, code=code, retry_after_s=1 if error_class is Overloaded else None)
 
 
+def shown(value: object, *, most: int = 80) -> str:
+    """Return a value as a message may quote it: its `repr`, cut to `most` characters."""
+    if isinstance(value, str | bytes):
+        value = value[: most + 1]  # the repr of a whole body would be as long
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # too deep, or an integer of too many digits
+        return f"that {type(value).__name__}"
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def error_body(
     message: str, *, error_type: str, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from api_errors import check_error
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import httpx
 
     from api_server import ServerProcess
 
@@ -20,25 +20,6 @@ TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "a", "parameters": {"type": "object"}},
 }
-
-
-def check_error(
-    response: httpx.Response, status: int, *, code: str | None = None, param: str | None = None
-) -> dict[str, Any]:
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/json"
-    assert response.headers["x-request-id"]
-    body = response.json()
-    assert set(body) == {"error"}
-    error: dict[str, Any] = body["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"]
-    assert "Traceback" not in response.text
-    if code is not None:
-        assert error["code"] == code, error
-    if param is not None:
-        assert error["param"] == param, error
-    return error
 
 
 RAW_BODIES = {

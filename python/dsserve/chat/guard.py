@@ -31,6 +31,10 @@ def recipe_errors(body: Mapping[str, Any]) -> Iterator[None]:
         raise _conversion_error(error) from error
     except RequestError:
         raise
+    except RecursionError as error:
+        raise InvalidRequest(
+            "the body is nested too deeply: more than 128 levels", code="nested_too_deeply"
+        ) from error
     except UnicodeEncodeError as error:
         raise InvalidRequest(
             "the body holds a lone surrogate, which is no valid text", code="invalid_unicode"

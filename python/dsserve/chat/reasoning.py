@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dsserve.errors import InvalidRequest, Unsupported
+from dsserve.errors import InvalidRequest, Unsupported, shown
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "ultra", "max")
+_THINKING_TYPES = ("enabled", "disabled", "adaptive")
 _TEMPLATE_KWARGS = ("thinking", "enable_thinking", "reasoning_effort")
 
 
@@ -31,6 +33,8 @@ def thinking_fields(
     }
     if "reasoning_effort" in fields:
         check_effort(fields["reasoning_effort"])
+    if "thinking" in fields:
+        _check_thinking(fields["thinking"])
     if "thinking" not in fields:
         if "thinking" in kwargs:
             fields["thinking"] = _thinking(is_on=kwargs["thinking"])
@@ -61,18 +65,19 @@ def template_kwargs(value: object, param: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InvalidRequest(f"{param} must be an object, not {value!r}", param=param)
+        raise InvalidRequest(f"{param} must be an object, not {shown(value)}", param=param)
     for name in value:
         if name not in _TEMPLATE_KWARGS:
             known = ", ".join(_TEMPLATE_KWARGS)
             raise Unsupported(
-                f"{param}.{name} is not supported; known are {known}", param=f"{param}.{name}"
+                f"{param}.{shown(name)[1:-1]} is not supported; known are {known}",
+                param=f"{param}.{name}"[:256],
             )
     kwargs = {name: setting for name, setting in value.items() if setting is not None}
     for name in ("thinking", "enable_thinking"):
         if not isinstance(kwargs.get(name, True), bool):
             raise InvalidRequest(
-                f"{param}.{name} must be true or false, not {kwargs[name]!r}",
+                f"{param}.{name} must be true or false, not {shown(kwargs[name])}",
                 param=f"{param}.{name}",
             )
     if "enable_thinking" in kwargs:
@@ -85,10 +90,10 @@ def template_kwargs(value: object, param: str) -> dict[str, Any]:
 
 
 def check_effort(effort: object) -> None:
-    """Refuse what the prompt encoding cannot express; unknown names are left to the recipe.
+    """Refuse what the prompt encoding cannot express.
 
     Raises:
-        InvalidRequest: Neither a name nor a number.
+        InvalidRequest: Neither a known name nor a number.
         Unsupported: A number (a thinking budget): the recipe renders names only.
     """
     if isinstance(effort, int | float) and not isinstance(effort, bool):
@@ -97,9 +102,20 @@ def check_effort(effort: object) -> None:
             "use none, low, medium, high or max",
             param="reasoning_effort",
         )
-    if not isinstance(effort, str):
+    if effort not in _EFFORTS:
         raise InvalidRequest(
-            f"reasoning_effort must be a string, not {effort!r}", param="reasoning_effort"
+            f"reasoning_effort must be one of {', '.join(_EFFORTS)}, not {shown(effort)}",
+            param="reasoning_effort",
+        )
+
+
+def _check_thinking(thinking: object) -> None:
+    kind = thinking.get("type") if isinstance(thinking, Mapping) else None
+    if kind not in _THINKING_TYPES:
+        given = "it has none" if kind is None else f"not {shown(kind)}"
+        raise InvalidRequest(
+            f"thinking must be an object with a type of {', '.join(_THINKING_TYPES)}; {given}",
+            param="thinking",
         )
 
 

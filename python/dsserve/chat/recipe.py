@@ -21,7 +21,14 @@ from dsserve.chat.guard import recipe_errors
 from dsserve.chat.prompt import PromptEncoder
 from dsserve.chat.settings import ChatSettings
 from dsserve.chat.stream import ChatStream, StreamRules
-from dsserve.errors import ConfigError, ContextTooLong, InvalidRequest, NotFound, RequestError
+from dsserve.errors import (
+    ConfigError,
+    ContextTooLong,
+    InvalidRequest,
+    NotFound,
+    RequestError,
+    shown,
+)
 
 _MODEL_VERSIONS = {
     "v4.1": ModelVersion.DeepseekV41Flash,
@@ -166,9 +173,9 @@ class ChatConverter:
         if model is None:
             return names[0]
         if not isinstance(model, str):
-            raise InvalidRequest(f"model must be a string, not {model!r}", param="model")
+            raise InvalidRequest(f"model must be a string, not {shown(model)}", param="model")
         if model not in names:
-            message = f"model {model!r} is not served here; known are {', '.join(names)}"
+            message = f"model {shown(model)} is not served here; known are {', '.join(names)}"
             if self._settings.api_profile == "deepseek":
                 raise InvalidRequest(message, param="model", code="model_not_found")
             raise NotFound(message, param="model", code="model_not_found")

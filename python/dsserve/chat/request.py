@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dsserve.errors import InvalidRequest, Unsupported
+from dsserve.chat.messages import check_message
+from dsserve.errors import InvalidRequest, Unsupported, shown
+
+MAX_OUTPUT_TOKENS = 393216
+"""Largest output limit of DeepSeek's API."""
 
 MAX_CHOICES = 128
 """Largest `n`, as in OpenAI's API."""
@@ -47,11 +51,10 @@ def recipe_body(
     for name in _PASSED_ON:
         if body.get(name) is not None:
             mapped[name] = body[name]
-    max_tokens = body.get("max_completion_tokens")
-    if max_tokens is None:
-        max_tokens = body.get("max_tokens")
-    if max_tokens is not None:
-        mapped["max_tokens"] = max_tokens
+    for name in ("max_tokens", "max_completion_tokens"):  # the second one wins
+        max_tokens = int_field(body, name, least=1, most=MAX_OUTPUT_TOKENS, default=None)
+        if max_tokens is not None:
+            mapped["max_tokens"] = max_tokens
     return mapped
 
 
@@ -68,7 +71,7 @@ def int_field(
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidRequest(
-            f"{name} must be an integer from {least} to {most}, not {value!r}", param=name
+            f"{name} must be an integer from {least} to {most}, not {shown(value)}", param=name
         )
     return value
 
@@ -83,7 +86,7 @@ def bool_field(body: Mapping[str, Any], name: str, *, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be true or false, not {value!r}", param=name)
+        raise InvalidRequest(f"{name} must be true or false, not {shown(value)}", param=name)
     return value
 
 
@@ -105,6 +108,8 @@ def _messages(body: Mapping[str, Any]) -> list[Any]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list of at least one message", param="messages")
+    for index, message in enumerate(messages):
+        check_message(message, index)
     mapped = [_message(message) for message in messages]
     continues = bool_field(body, "continue_final_message", default=False)
     adds_turn = bool_field(body, "add_generation_prompt", default=not continues)

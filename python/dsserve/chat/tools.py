@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dsserve.chat.messages import check_tool
 from dsserve.chat.settings import ApiProfile
-from dsserve.errors import InvalidRequest, Unsupported
+from dsserve.errors import InvalidRequest, Unsupported, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,11 @@ def tool_policy(body: Mapping[str, Any], *, is_thinking: bool, profile: ApiProfi
     """
     tools = body.get("tools") or []
     choice = body.get("tool_choice")
-    if isinstance(tools, list):
-        for index, tool in enumerate(tools):
-            _check_not_strict(tool, index)
+    if not isinstance(tools, list):
+        raise InvalidRequest(f"tools must be a list, not {shown(tools)}", param="tools")
+    for index, tool in enumerate(tools):
+        check_tool(tool, index)
+        _check_not_strict(tool, index)
     if choice == "required" or isinstance(choice, Mapping):
         if not tools:
             raise InvalidRequest(
@@ -54,7 +57,7 @@ def tool_policy(body: Mapping[str, Any], *, is_thinking: bool, profile: ApiProfi
     parallel = body.get("parallel_tool_calls")
     if parallel is not None and not isinstance(parallel, bool):
         raise InvalidRequest(
-            f"parallel_tool_calls must be true or false, not {parallel!r}",
+            f"parallel_tool_calls must be true or false, not {shown(parallel)}",
             param="parallel_tool_calls",
         )
     return ToolPolicy(

@@ -98,6 +98,11 @@ class EngineSupervisor:
         await self._ended.wait()
         return self.returncode or 0
 
+    def kill(self) -> None:
+        """End the process at once, whatever it does; `on_exit` is told."""
+        if self._process is not None:
+            self._process.kill()
+
     async def stop(self, *, timeout_s: float) -> None:
         """End the process and remove the socket directory. A second call does nothing.
 

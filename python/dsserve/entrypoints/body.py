@@ -30,6 +30,11 @@ async def read_bytes(request: Request) -> bytes:
         raise Cancelled("the client left while sending its request") from error
 
 
+async def body_size(request: Request) -> int:
+    """Return the bytes of a body: whatever a request holds (tools, too), it has no more text."""
+    return len(await read_bytes(request))
+
+
 async def read_object(request: Request) -> dict[str, Any]:
     """Return the body as a JSON object; an empty body counts as `{}`.
 
@@ -72,7 +77,7 @@ def validate(model: type[Body], value: dict[str, Any]) -> Body:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise validation_error(error.errors(include_url=False, include_input=False)) from error
+        raise validation_error(error.errors(include_url=False)) from error
 
 
 def request_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dsserve.errors import (
     MethodNotAllowed,
     NotFound,
     error_body,
+    shown,
 )
 
 if TYPE_CHECKING:
@@ -106,15 +107,29 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
         errors: `ValidationError.errors()`, at least one.
     """
     first = errors[0]
-    location = [str(part) for part in first["loc"] if part not in ("body", "query")]
-    # pydantic appends the names of the tried union members; they mean nothing to a client.
-    path = [part for part in location if not _is_union_branch(part)]
-    text = str(first["msg"]).removeprefix("Value error, ")
-    param = ".".join(path) or None
+    param = ".".join(_path(first)) or None
     where = f"'{param}': " if param else ""
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    # The members of a union complain one by one about the same field.
+    fields = {tuple(_path(error)[:1]) for error in errors}
+    num_more = len(fields) - 1
+    more = f" (and {num_more} more fields)" if num_more else ""
     code = "missing_required_parameter" if first["type"] == "missing" else "invalid_value"
-    return InvalidRequest(f"{where}{text}{more}", param=param, code=code)
+    return InvalidRequest(f"{where}{_text(first)}{more}", param=param, code=code)
+
+
+def _path(error: Mapping[str, Any]) -> list[str]:
+    location = [str(part) for part in error["loc"] if part not in ("body", "query")]
+    # pydantic appends the names of the tried union members; they mean nothing to a client.
+    return [part for part in location if not _is_union_branch(part)]
+
+
+def _text(error: Mapping[str, Any]) -> str:
+    text = str(error["msg"]).removeprefix("Value error, ")
+    needed = text.removeprefix("Input should be ")
+    if needed == text:
+        return text
+    given = error.get("input")
+    return f"must be {needed}, not {'null' if given is None else shown(given)}"
 
 
 def _is_union_branch(part: str) -> bool:

@@ -23,9 +23,10 @@ from dsserve.config.model import load_model_config
 from dsserve.engine.supervisor import EngineSupervisor
 from dsserve.entrypoints.admin import run_probe
 from dsserve.entrypoints.app import create_app
+from dsserve.entrypoints.http_protocol import HttpProtocol
 from dsserve.entrypoints.progress import LoadingBar
 from dsserve.entrypoints.state import ServerState, build_state
-from dsserve.errors import ConfigError, DsserveError, EngineLost
+from dsserve.errors import ConfigError, DsserveError, EngineLost, NotReady
 from dsserve.frontend.client import EngineClient
 from dsserve.observe.log import setup_logging
 from dsserve.protocol.engine import ExitCode
@@ -46,6 +47,10 @@ WARM_UP_TIMEOUT_S = 300.0
 LAST_BYTES_TIMEOUT_S = 10.0
 ENGINE_STOP_TIMEOUT_S = 15.0
 KEEP_ALIVE_TIMEOUT_S = 75
+# An engine process ends itself after `--watchdog-timeout`; one that cannot even do that (stopped, stuck in
+# the kernel) is killed this much later.
+SILENCE_MARGIN_S = 10.0
+SILENCE_POLL_S = 1.0
 
 
 def run_server(config: ServerConfig) -> int:
@@ -121,6 +126,7 @@ class _Server:
         self._engine_died = asyncio.Event()
         self._was_ready = False
         self._is_ending = False
+        self._is_engine_deaf = False
 
     async def run(self) -> int:
         """Serve until a signal comes or the engine dies; return the exit code."""
@@ -143,7 +149,7 @@ class _Server:
                     access_log=False,
                     lifespan="off",
                     ws="none",
-                    http="httptools",
+                    http=HttpProtocol,
                     server_header=False,
                     timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
                     timeout_graceful_shutdown=int(LAST_BYTES_TIMEOUT_S),
@@ -155,10 +161,12 @@ class _Server:
                 serving = asyncio.create_task(http.serve(sockets=[self._listener]))
                 starting = asyncio.create_task(self._become_ready(bar))
                 stopping = asyncio.create_task(self._wait_for_end(state))
+                guarding = asyncio.create_task(self._guard_engine(client))
                 await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 http.should_exit = True
                 starting.cancel()
-                await asyncio.gather(serving, starting, return_exceptions=True)
+                guarding.cancel()
+                await asyncio.gather(serving, starting, guarding, return_exceptions=True)
                 stopping.cancel()
                 await asyncio.gather(stopping, return_exceptions=True)
             finally:
@@ -177,7 +185,7 @@ class _Server:
             return
         logger.warning("second signal: stopping at once")
         if hasattr(self, "_http"):
-            self._state.client.fail_all(EngineLost("the server is shutting down"))
+            self._state.client.fail_all(_shut_down_early())
             self._http.force_exit = True
 
     def _on_engine_exit(self, code: int) -> None:
@@ -185,9 +193,22 @@ class _Server:
             return
         logger.error("the engine process ended with code %d", code)
         self._state.client.fail_all(
-            EngineLost(f"the engine process ended with code {code}; the server restarts or ends")
+            EngineLost(f"the engine process ended with code {code}; the server ends, too")
         )
         self._engine_died.set()
+
+    async def _guard_engine(self, client: EngineClient) -> None:
+        """Kill an engine process that is silent for too long; its requests would hang otherwise."""
+        limit_s = self._config.watchdog_timeout + SILENCE_MARGIN_S
+        num_silent = 0
+        while num_silent < 2:  # twice: the first time, heartbeats may wait to be read here
+            await asyncio.sleep(SILENCE_POLL_S)
+            is_silent = client.is_ready and client.heartbeat_age_s > limit_s
+            num_silent = num_silent + 1 if is_silent else 0
+        logger.critical(
+            "no sign of life from the engine process for %.0f s: killing it", client.heartbeat_age_s
+        )
+        self._supervisor.kill()
 
     async def _become_ready(self, bar: LoadingBar) -> None:
         state = self._state
@@ -240,14 +261,19 @@ class _Server:
         except TimeoutError:
             logger.warning("aborting %d requests after the grace period", len(state.live))
             state.client.abort_all()
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(LAST_BYTES_TIMEOUT_S):
                     await state.live.wait_empty()
+            except TimeoutError:
+                logger.warning("the engine process does not answer: it will be killed")
+                self._is_engine_deaf = True
+                state.client.fail_all(_shut_down_early())
+                await asyncio.sleep(0)  # the streams write their last event
 
     async def _end_engine(self, state: ServerState) -> None:
         self._is_ending = True
         state.client.shutdown(grace_s=0.0)  # says nothing to an engine that is lost
-        is_hurried = len(self._signals) > 1
+        is_hurried = len(self._signals) > 1 or self._is_engine_deaf
         # Also an engine that failed gets the time to end by itself, for the sake of its exit code.
         await self._supervisor.stop(timeout_s=0.0 if is_hurried else ENGINE_STOP_TIMEOUT_S)
         await state.client.close()
@@ -260,6 +286,10 @@ class _Server:
         if len(self._signals) > 1:
             return 128 + self._signals[-1]
         return EXIT_OK
+
+
+def _shut_down_early() -> NotReady:
+    return NotReady("the server shut down before the answer was complete", code="shutting_down")
 
 
 def ready_message(state: ServerState) -> str:

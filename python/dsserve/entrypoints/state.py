@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dsserve.chat.recipe import ChatConverter
 from dsserve.chat.settings import ChatSettings, SamplingDefaults
 from dsserve.entrypoints.request_log import RequestLog
-from dsserve.errors import ConfigError, DsserveError, InvalidRequest, NotFound, NotReady
+from dsserve.errors import ConfigError, DsserveError, InvalidRequest, NotFound, NotReady, shown
 from dsserve.frontend.detokenize import Detokenizer, TextCodec
 from dsserve.frontend.output import system_fingerprint
 from dsserve.observe.metrics import Metrics
@@ -146,7 +146,7 @@ class ServerState:
             InvalidRequest if self.config.api_profile == "deepseek" else NotFound
         )
         raise error(
-            f"the model {name!r} does not exist; this server has {', '.join(self.model.names)}",
+            f"the model {shown(name)} does not exist; this server has {', '.join(self.model.names)}",
             param="model",
             code="model_not_found",
         )

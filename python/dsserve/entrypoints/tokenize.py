@@ -7,9 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dsserve.entrypoints.body import read_object, request_schema, validate
+from dsserve.entrypoints.body import body_size, read_object, request_schema, validate
 from dsserve.entrypoints.errors import OrjsonResponse
-from dsserve.entrypoints.openai.chat import conversation_size
 from dsserve.entrypoints.openai.fields import CHAT, refuse_unsupported
 from dsserve.entrypoints.openai.protocol import Texts, TokenIds
 from dsserve.entrypoints.state import ServerState, state_of
@@ -53,7 +52,7 @@ async def tokenize(request: Request) -> Response:
     if body.messages is not None:
         conversation = refuse_unsupported(raw, CHAT) | {"model": model}
         token_ids = await state.in_thread(
-            state.converter.prompt_ids, conversation, size=conversation_size(body.messages)
+            state.converter.prompt_ids, conversation, size=await body_size(request)
         )
         return _tokens_response(state, body, [token_ids], is_batch=False)
     is_batch = not isinstance(body.prompt, str)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from dsserve.entrypoints.body import read_object, request_schema, validate
+from dsserve.entrypoints.body import body_size, read_object, request_schema, validate
 from dsserve.entrypoints.errors import OrjsonResponse
 from dsserve.entrypoints.generation import Generation, run_all
 from dsserve.entrypoints.openai.answer import Frame, build_frame
@@ -40,22 +40,18 @@ async def create_chat_completion(request: Request) -> Response:
     arrival_s = time.monotonic()
     state = state_of(request)
     raw = refuse_unsupported(await read_object(request), CHAT)
+    size = await body_size(request)
     body = validate(ChatBody, raw)
     _refuse_text_options(body)
     state.check_takes_requests()
     model = state.check_model(body.model)
     raw |= {"model": model, "seed": None}  # the seed is ours: the recipe knows no negative one
-    job = await state.in_thread(state.converter.convert, raw, size=conversation_size(body.messages))
+    job = await state.in_thread(state.converter.convert, raw, size=size)
     call = _prepare(state, request, body, job, arrival_s)
     if not body.stream:
         return OrjsonResponse(await until_disconnect(request, call.answer()))
     await until_disconnect(request, call.generation.start())
     return EventStreamResponse(call.stream)
-
-
-def conversation_size(messages: list[dict[str, Any]]) -> int:
-    """Return about how many characters a conversation has."""
-    return sum(len(str(message.get("content", ""))) for message in messages)
 
 
 def _refuse_text_options(body: ChatBody) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dsserve.errors import ContextTooLong, InvalidRequest, Unsupported
+from dsserve.errors import ContextTooLong, InvalidRequest, Unsupported, shown
 from dsserve.protocol.engine import CustomParams, EngineRequest, SamplingParams, pack_u32
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dsserve.entrypoints.state import ServerState
 
 _SEED_MASK = 2**63 - 1
+_MAX_ID_DIGITS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,9 +173,11 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
         return None
     checked: dict[int, float] = {}
     for key, value in bias.items():
-        if not (key.isascii() and key.isdigit()) or int(key) >= vocab_size:
+        # `int` refuses thousands of digits with an error of its own.
+        is_id = len(key) <= _MAX_ID_DIGITS and key.isascii() and key.isdigit()
+        if not is_id or int(key) >= vocab_size:
             raise InvalidRequest(
-                f"'logit_bias' names {key!r}, which is no token id: the vocabulary has "
+                f"'logit_bias' names {shown(key)}, which is no token id: the vocabulary has "
                 f"{vocab_size}",
                 param="logit_bias",
                 code="invalid_token_id",
