@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +31,18 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+_TINY = math.ulp(0.0)
+# Sampling value of `generation_config.json` -> least, most, whether it is a whole number; as in requests.
+_DEFAULT_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0, 2, False),
+    "top_p": (_TINY, 1, False),
+    "top_k": (-1, 2**31 - 1, True),
+    "min_p": (0, 1, False),
+    "repetition_penalty": (_TINY, 2, False),
+}
+
+# The ids of answers and the `x-request-id` that the server makes up.
+_MADE_UP_NAME = re.compile(r"(?:chatcmpl-|cmpl-)?[0-9a-f]{32}")
 # Below this many characters a thread hop costs more than the encoding itself.
 INLINE_TEXT_LENGTH = 2048
 
@@ -81,11 +95,15 @@ class LiveRequests:
         await self._is_empty.wait()
 
     def find(self, prefix: str) -> list[int]:
-        """Return the engine requests that have a name starting with `prefix`."""
+        """Return the engine requests that have a name starting with `prefix`.
+
+        Names that the server made up must be given whole: how they begin is chance, or the same for
+        all, so a prefix would hit requests of others.
+        """
         return [
             request_id
             for request_id, names in self._ids.items()
-            if any(name.startswith(prefix) for name in names)
+            if any(_is_meant(name, prefix) for name in names)
         ]
 
 
@@ -245,12 +263,22 @@ def load_sampling_defaults(model_path: Path) -> dict[str, float]:
         raise ConfigError(f"{path} is not a JSON object")
     if values.get("do_sample") is False:
         return {"temperature": 0.0}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    defaults = {name: values[name] for name in names if values.get(name) is not None}
+    defaults = {name: values[name] for name in _DEFAULT_RANGES if values.get(name) is not None}
     for name, value in defaults.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{path}: {name} is {value!r}, not a number")
+        least, most, is_whole = _DEFAULT_RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+            needed = "a whole number" if is_whole else "a number"
+            raise ConfigError(f"{path}: {name} is {value!r}, not {needed}")
+        if not least <= value <= most:  # not a number is in no range
+            raise ConfigError(
+                f"{path}: {name} is {value!r}, which must be from {least:g} to {most:g}; mend the "
+                "file or start with --sampling-defaults openai"
+            )
     return defaults
+
+
+def _is_meant(name: str, prefix: str) -> bool:
+    return name == prefix or (name.startswith(prefix) and not _MADE_UP_NAME.fullmatch(name))
 
 
 def _fingerprint(config: ServerConfig, model_path: Path) -> str:
