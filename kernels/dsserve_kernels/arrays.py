@@ -1,9 +1,9 @@
 """Numpy views of small tensors, for CPU bodies whose cost is that of calling.
 
 A decode step touches a few hundred numbers per operator. There a numpy call costs a third of a torch call, so the
-bodies named `numpy` do additions, products, quotients and square roots, which IEEE 754 fixes to the bit, in numpy, and
-leave sums over a row and transcendental functions to the same torch functions as the reference. They hand calls with
-many elements to the reference.
+bodies named `numpy` do additions, products, quotients and reciprocal square roots, which torch too rounds as IEEE 754
+says, in numpy, and leave sums over a row, square roots and transcendental functions to the torch functions of the
+reference. They hand calls with many elements to the reference.
 """
 
 from __future__ import annotations

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from dsserve_kernels.arrays import Float64
+
+#: Queries from which the compressed rows they share are worth finding.
+_MANY_ROWS = 16
+
 
 def sparse_attention(
     q: Tensor,
@@ -31,47 +36,64 @@ def sparse_attention(
     rows, block = q.shape[0], reference.ROW_BLOCK
     if rows == 0:
         return torch.empty_like(q)
-    wide = window_rows.double().numpy()
+    table, index = _table(window_rows, window_index, main_pool, main_index)
     sink64 = sink.double().numpy()[:, None]
     parts = []
     for start in range(0, rows, block):
         part = slice(start, start + block)
-        chosen = None if main_index is None else main_index[part]
-        keys, missing = _keys(wide, window_index[part], main_pool, chosen)
+        keys = table.take(index[part], 0)
+        missing = index[part] == len(table) - 1
         parts.append(_attend(q[part], keys, missing, sink64, scale, round_weights))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _keys(
-    window_rows: NDArray[np.float64],
-    window_index: Tensor,
-    main_pool: Tensor | None,
-    main_index: Tensor | None,
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Keys [t, K, d] of each row and which are none [t, K]."""
+def _table(
+    window_rows: Tensor, window_index: Tensor, main_pool: Tensor | None, main_index: Tensor | None
+) -> tuple[Float64, NDArray[np.int64]]:
+    """All rows that a call reads [R, d], the last one zeros, and the rows [T, K] that each query attends to.
+
+    Zeros stand for "none": a NaN of another request would get through a weight of zero.
+    """
+    window, dim = window_rows.shape
     index = window_index.numpy()
-    missing = index < 0
     if main_pool is None or main_index is None:
-        keys = window_rows.take(index, 0, mode="clip")
-        window_keys = keys
+        table = np.empty((window + 1, dim))
+        index = np.where(index < 0, window, index)
     else:
-        width, chosen = index.shape[1], main_index.numpy()
-        keys = np.empty((len(index), width + chosen.shape[1], window_rows.shape[1]))
-        window_keys = keys[:, :width]
-        window_keys[...] = window_rows.take(index, 0, mode="clip")
-        keys[:, width:] = load_main_rows(main_pool, main_index, torch.float32).numpy()
-        missing = np.concatenate((missing, chosen < 0), 1)
-    absent = missing[:, : index.shape[1]]
-    if absent.any():
-        window_keys[absent] = 0
-    return keys, missing
+        chosen, place = _distinct(main_index.numpy(), main_pool.shape[0])
+        table = np.empty((window + len(chosen) + 1, dim))
+        table[window:-1] = load_main_rows(
+            main_pool, torch.from_numpy(chosen), torch.float32
+        ).numpy()
+        last = len(table) - 1
+        index = np.concatenate(
+            (np.where(index < 0, last, index), np.where(place < 0, last, place + window)), 1
+        )
+    table[:window] = window_rows.float().numpy()
+    table[-1] = 0
+    return table, index
+
+
+def _distinct(
+    index: NDArray[np.int64], pool_rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows to read, and the place of each entry among them (-1 = none); a long call reads a row once for all."""
+    if index.shape[0] < _MANY_ROWS:
+        flat = np.maximum(index, 0).reshape(-1)
+        return flat, np.where(index < 0, -1, np.arange(flat.size).reshape(index.shape))
+    is_read = np.zeros(pool_rows + 1, dtype=np.bool_)
+    is_read[index] = True  # -1 marks the entry behind the pool
+    is_read[-1] = False
+    place = np.cumsum(is_read) - 1
+    place[-1] = -1
+    return np.flatnonzero(is_read), place[index]
 
 
 def _attend(
     q: Tensor,
-    keys: NDArray[np.float64],
+    keys: Float64,
     missing: NDArray[np.bool_],
-    sink: NDArray[np.float64],
+    sink: Float64,
     scale: float,
     round_weights: bool,
 ) -> Tensor:

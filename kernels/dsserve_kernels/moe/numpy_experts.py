@@ -29,7 +29,7 @@ def route_experts(
         )
     logits: Float32 = torch.mm(x.double(), weight.double().mT).float().numpy()
     np.divide(logits, np.float32(temperature), logits)
-    scores = np.sqrt(in_lanes(softplus, logits))
+    scores = in_lanes(_root_of_softplus, logits)
     ids = np.argsort(-(scores + bias.numpy()), 1, "stable")[:, :top_k]
     offsets = np.arange(0, scores.size, scores.shape[1])[:, None]
     chosen = scores.take(ids + offsets)
@@ -37,6 +37,11 @@ def route_experts(
     total = torch.from_numpy(chosen).sum(1, keepdim=True).numpy()
     weights = chosen / (total + np.float32(reference.ROUTE_EPS)) * np.float32(scale)
     return torch.from_numpy(ids), torch.from_numpy(weights)
+
+
+def _root_of_softplus(x: Tensor) -> Tensor:
+    # Torch's square root of float32 is one of MKL and not rounded correctly (unlike its rsqrt), so no numpy here.
+    return softplus(x).sqrt_()
 
 
 def moe_routed(
