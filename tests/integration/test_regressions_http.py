@@ -257,3 +257,23 @@ def test_shutdown_does_not_wait_for_a_stopped_engine(launch: Callable[..., Serve
     assert "shutting_down" in texts[0].splitlines()[-2]
     assert server.wait_exit() == 0
     assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": "a" * 30_000_000}),
+        (COMPLETIONS, {"prompt": ["x", "a" * 30_000_000]}),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 30_000_000}]}),
+    ],
+    ids=["text", "batch", "chat"],
+)
+def test_text_that_can_never_fit_is_refused_before_it_is_encoded(
+    idle_server: ServerProcess, path: str, fields: dict[str, Any]
+) -> None:
+    """Encoding it took half a minute and gigabytes."""
+    begin_s = time.monotonic()
+    response = idle_server.post(path, fields)
+    check_error(response, 400, code="context_length_exceeded")
+    assert "characters" in response.text
+    assert time.monotonic() - begin_s < 10

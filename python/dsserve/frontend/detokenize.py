@@ -108,6 +108,7 @@ class TextCodec:
     Attributes:
         tokenizer: What the other text classes share.
         vocab_size: Largest id plus one.
+        longest_token: Bytes of the longest token; a text has at least one token per so many characters.
     """
 
     def __init__(self, path: Path, *, num_threads: int = 2) -> None:
@@ -121,6 +122,10 @@ class TextCodec:
         except _native.TokenizerError as error:
             raise ConfigError(str(error)) from error
         self.vocab_size = self.tokenizer.vocab_size
+        self.longest_token = max(
+            (len(self.tokenizer.token_bytes(token_id)) for token_id in range(self.vocab_size)),
+            default=1,
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encode one text.

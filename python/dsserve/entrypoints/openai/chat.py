@@ -15,7 +15,7 @@ from dsserve.entrypoints.openai.answer import Frame, build_frame
 from dsserve.entrypoints.openai.fields import CHAT, refuse_unsupported
 from dsserve.entrypoints.openai.message import MessageBuilder, merge_deltas
 from dsserve.entrypoints.openai.protocol import ChatBody
-from dsserve.entrypoints.openai.sampling import Limits, build_requests
+from dsserve.entrypoints.openai.sampling import Limits, build_requests, check_text_len
 from dsserve.entrypoints.sse import EventBuffer, EventStreamResponse, event, until_disconnect
 from dsserve.entrypoints.state import ServerState, state_of
 from dsserve.errors import Unsupported
@@ -46,12 +46,19 @@ async def create_chat_completion(request: Request) -> Response:
     state.check_takes_requests()
     model = state.check_model(body.model)
     raw |= {"model": model, "seed": None}  # the seed is ours: the recipe knows no negative one
+    check_text_len(state, _prompt_len(body.messages), param="messages")
     job = await state.in_thread(state.converter.convert, raw, size=size)
     call = _prepare(state, request, body, job, arrival_s)
     if not body.stream:
         return OrjsonResponse(await until_disconnect(request, call.answer()))
     await until_disconnect(request, call.generation.start())
     return EventStreamResponse(call.stream)
+
+
+def _prompt_len(messages: list[dict[str, Any]]) -> int:
+    """Characters that are in the prompt in any case; reasoning of earlier turns may not be."""
+    contents = [message.get("content") for message in messages]
+    return sum(len(content) for content in contents if isinstance(content, str))
 
 
 def _refuse_text_options(body: ChatBody) -> None:

@@ -17,6 +17,7 @@ from dsserve.entrypoints.openai.protocol import CompletionBody
 from dsserve.entrypoints.openai.sampling import (
     Limits,
     build_requests,
+    check_text_len,
     default_temperature,
     default_top_p,
     fit_context,
@@ -104,6 +105,8 @@ async def _encode_prompts(
     if not given and not isinstance(given, str):
         raise InvalidRequest("'prompt' is empty", param="prompt", code="empty_prompt")
     texts = [given] if isinstance(given, str) else [part for part in given if isinstance(part, str)]
+    for text in texts:
+        check_text_len(state, len(text), param="prompt")
     if texts:
         prompts = await state.in_thread(
             state.codec.encode_batch,

@@ -90,6 +90,21 @@ def build_requests(
     return requests
 
 
+def check_text_len(state: ServerState, num_characters: int, *, param: str) -> None:
+    """Refuse a text that cannot fit the context however it is encoded, before that takes seconds.
+
+    Raises:
+        ContextTooLong: If even the longest tokens would be too many.
+    """
+    least_tokens = num_characters // state.codec.longest_token
+    if least_tokens > state.model.context_length:
+        raise ContextTooLong(
+            f"this model's context length is {state.model.context_length} tokens, but a text of "
+            f"{num_characters} characters has at least {least_tokens}; shorten it",
+            param=param,
+        )
+
+
 def fit_context(
     prompt_len: int, max_tokens: int | None, *, default: int, context_length: int
 ) -> int:
