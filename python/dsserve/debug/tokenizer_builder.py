@@ -44,13 +44,14 @@ def image_token() -> str:
     return SpecialToken.Image.default_str()
 
 
-def build_tokenizer(vocab_size: int) -> Tokenizer:
+def build_tokenizer(vocab_size: int, text: str | None = None) -> Tokenizer:
     """Train a tokenizer with exactly `vocab_size` ids; the same every time.
 
     Ids: begin, end, pad; the 256 bytes; merges; last the added control tokens, the image token at the end.
 
     Args:
-        vocab_size: At least the fixed tokens and bytes; at most what the shipped text yields.
+        vocab_size: At least the fixed tokens and bytes; at most what the text yields.
+        text: What to train on; None = the text that the package ships.
 
     Raises:
         ConfigError: If the size is out of reach.
@@ -74,11 +75,12 @@ def build_tokenizer(vocab_size: int) -> Tokenizer:
         special_tokens=[AddedToken(text, special=True, normalized=False) for text in leading],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    tokenizer.train_from_iterator(_corpus().splitlines(keepends=True), trainer)
+    corpus = _corpus() if text is None else text
+    tokenizer.train_from_iterator(corpus.splitlines(keepends=True), trainer)
     size = tokenizer.get_vocab_size()
     if size != num_trained:
         raise ConfigError(
-            f"the shipped text yields {size + len(added)} ids, not {vocab_size}: choose a smaller vocabulary"
+            f"the text yields {size + len(added)} ids, not {vocab_size}: choose a smaller vocabulary"
         )
     tokenizer.add_tokens(added)
     return tokenizer

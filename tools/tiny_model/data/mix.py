@@ -1,0 +1,97 @@
+"""The mixture: which task how often, and how long."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from tools.tiny_model.data import chat, json_tasks, maths, recall, strings, tools_tasks
+from tools.tiny_model.data.lexicon import Lexicon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tools.tiny_model.data.example import Example
+
+_SHORTEST = 45
+#: Task, share, whether its context fills the row (length drawn log-uniformly up to the row).
+SHARES: tuple[tuple[Callable[[Lexicon, int], Example], float, bool], ...] = (
+    (recall.key_value, 17, True),
+    (recall.needle, 6, True),
+    (recall.table, 8, True),
+    (recall.copy, 7, True),
+    (maths.arithmetic, 9, False),
+    (maths.counting, 6, False),
+    (maths.date, 4, False),
+    (maths.units, 3, False),
+    (maths.only_answer, 6, False),
+    (strings.strings, 17, False),
+    (tools_tasks.tool_call, 9, False),
+    (json_tasks.json_answer, 6, True),
+    (chat.several_turns, 6, True),
+    (chat.one_message, 1, False),
+    (chat.facts, 3, False),
+    (chat.itself, 2, False),
+    (chat.client, 4, False),
+    (chat.refusal, 4, False),
+    (chat.story, 3, False),
+    (chat.raw_text, 3, False),
+    (chat.chinese, 4, True),
+)
+#: Rows of the evaluation table: name, generator, budget of the context.
+EVALUATION: dict[str, tuple[Callable[[Lexicon, int], Example], int]] = {
+    "key-value 256": (recall.key_value, 200),
+    "key-value 1K": (recall.key_value, 900),
+    "key-value 2K": (recall.key_value, 1600),
+    "needle 256": (recall.needle, 200),
+    "needle 1K": (recall.needle, 900),
+    "needle 2K": (recall.needle, 1650),
+    "table": (recall.table, 250),
+    "copy": (recall.copy, 100),
+    "arithmetic": (maths.arithmetic, 0),
+    "counting": (maths.counting, 0),
+    "date": (maths.date, 0),
+    "units": (maths.units, 0),
+    "only-answer": (maths.only_answer, 0),
+    "strings": (strings.strings, 0),
+    "tools known": (partial(tools_tasks.tool_call, known=True), 0),
+    "tools unseen": (partial(tools_tasks.tool_call, known=False), 0),
+    "json": (json_tasks.json_answer, 120),
+    "several turns": (chat.several_turns, 250),
+    "facts": (chat.facts, 0),
+    "itself": (chat.itself, 0),
+    "client": (chat.client, 0),
+    "refusal": (chat.refusal, 0),
+    "story": (chat.story, 0),
+    "chinese": (chat.chinese, 100),
+}
+
+
+class Mixture:
+    """Draws training examples; the stream depends on the seed alone."""
+
+    def __init__(self, seed: int, *, row_length: int) -> None:
+        self.lexicon = Lexicon(Random(seed), held_out=False)
+        self.row_length = row_length
+        self._makers = [entry[0] for entry in SHARES]
+        self._weights = [entry[1] for entry in SHARES]
+        self._fills = {entry[0]: entry[2] for entry in SHARES}
+
+    def example(self) -> Example:
+        """The next example."""
+        rng = self.lexicon.rng
+        make = rng.choices(self._makers, self._weights)[0]
+        budget = _SHORTEST
+        if self._fills[make]:
+            longest = 0.8 * self.row_length
+            budget = int(math.exp(rng.uniform(math.log(_SHORTEST), math.log(longest))))
+        return make(self.lexicon, budget)
+
+
+def held_out(name: str, seed: int, count: int) -> list[Example]:
+    """Evaluation examples of one row of the table; none of their open strings is ever trained on."""
+    make, budget = EVALUATION[name]
+    lexicon = Lexicon(Random(f"{name} {seed}"), held_out=True)
+    return [make(lexicon, budget) for _ in range(count)]
