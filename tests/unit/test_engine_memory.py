@@ -41,6 +41,7 @@ def test_scheduler_takes_every_option_that_concerns_it():
     server, model = resolved(
         enable_mixed_chunk=True,
         schedule_policy="lpm",
+        retraction_policy="priority",
         prefill_decode_interval=3,
         disable_radix_cache=True,
         enable_decoder_swa_bounded_replay=False,
@@ -60,6 +61,7 @@ def test_scheduler_takes_every_option_that_concerns_it():
         "decoder_replay": False,
         "radix_cache": False,
         "policy": "lpm",
+        "retraction_policy": "priority",
         "mixed_chunk": True,
         "prefill_decode_interval": 3,
         "conservativeness": 1.0,

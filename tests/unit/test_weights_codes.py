@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import safe_open
 
@@ -99,10 +99,13 @@ def test_fp4_refuses_ragged_columns() -> None:
     st.lists(st.floats(-1e3, 1e3, width=32), min_size=32, max_size=32),
     st.integers(-20, 20),
 )
+@example([1e3] * 31 + [0.0], 20)
+@example([0.0] * 31 + [2.0**-149], 0)  # below what the smallest scale can hold
 def test_rounding_error_is_bounded_by_the_format(row: list[float], exponent: int) -> None:
     values = torch.tensor([row]) * 2.0**exponent
     largest = values.abs().max()
     fp8 = decode_fp8(*encode_fp8(values, block_rows=1, block_columns=32))
     fp4 = decode_fp4(*encode_fp4(values, block=32))
-    assert (fp8 - values).abs().max() <= largest / 16
-    assert (fp4 - values).abs().max() <= largest / 3
+    # Half of the last place of the largest value, or half of the smallest step under the smallest scale.
+    assert (fp8 - values).abs().max() <= max(largest / 16, 2.0 ** (-127 - 10))
+    assert (fp4 - values).abs().max() <= max(largest / 3, 2.0 ** (-127 - 2))
