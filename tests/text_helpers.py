@@ -1,7 +1,9 @@
 """A small tokenizer with DeepSeek's control tokens, and replies of a model written as text."""
 
+import atexit
 import functools
 import json
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +39,7 @@ TOOLS = [
 def tokenizer_path() -> Path:
     """Write the tokenizer once per test run."""
     directory = Path(tempfile.mkdtemp(prefix="dsserve-tokenizer-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     build_tokenizer(1024).save(str(directory / "tokenizer.json"))
     return directory
 

@@ -38,7 +38,11 @@ class AbortBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    rid: str | None = Field(None, min_length=1, description="An answer's id; of one that the client chose, also its beginning.")
+    rid: str | None = Field(
+        None,
+        min_length=1,
+        description="An answer's id; of one that the client chose, also its beginning.",
+    )
     abort_all: bool | None = False
 
 
