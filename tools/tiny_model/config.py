@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dsserve.config.model import ModelConfig, model_config_from_dict
-from dsserve.debug.tokenizer_builder import NOISE_TOKEN, image_token
+from dsserve.debug.tokenizer_builder import NOISE_TOKEN, image_token, token_id
 from dsserve.engram.hashing import EngramConstants, build_engram_constants, build_token_map
 from dsserve.models.presets import preset_config
 
@@ -22,8 +22,8 @@ def raw_config(tokenizer: Tokenizer) -> dict[str, Any]:
     token_map = build_token_map(tokenizer, VOCAB_SIZE)
     raw = preset_config(
         "tiny",
-        image_token_id=tokenizer.token_to_id(image_token()),
-        noise_token_id=tokenizer.token_to_id(NOISE_TOKEN),
+        image_token_id=token_id(tokenizer, image_token()),
+        noise_token_id=token_id(tokenizer, NOISE_TOKEN),
         compressed_vocab_size=int(token_map.max()) + 1,
     )
     raw["text_config"].update(CHANGES)

@@ -6,7 +6,7 @@ A row holds several samples; each token sees only its own sample, whose first po
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tools.tiny_model import ops
@@ -104,7 +104,10 @@ class Target:
         )  # fmt: skip
         self.window_table = rope_table(rope_frequencies(dim, config.rope_theta), length).to(device)
         self.compressed_table = rope_table(yarn, length).to(device)
-        as_tensor = lambda array: torch.as_tensor(array, dtype=torch.int64, device=device)  # noqa: E731
+
+        def as_tensor(array: Any) -> Tensor:
+            return torch.as_tensor(array, dtype=torch.int64, device=device)
+
         self._token_map, self._multipliers = (
             as_tensor(constants.token_map),
             as_tensor(constants.multipliers),

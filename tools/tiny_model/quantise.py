@@ -71,11 +71,7 @@ def fp4_index(x: Tensor) -> Tensor:
     scale = pow2_ceil(
         blocks.abs().amax(-1, keepdim=True).clamp_min(6 * 2.0**-126) * (1.0 / E2M1_MAX)
     )
-    return (
-        (_round_e2m1((blocks / scale).clamp(-E2M1_MAX, E2M1_MAX)) * scale)
-        .reshape(x.shape)
-        .to(x.dtype)
-    )
+    return _scaled_e2m1(blocks, scale, x)
 
 
 def fp4_main(x: Tensor) -> Tensor:
@@ -83,11 +79,12 @@ def fp4_main(x: Tensor) -> Tensor:
     blocks = x.float().unflatten(-1, (-1, 16))
     amax = blocks.abs().amax(-1, keepdim=True).clamp_min(6 * 2.0**-9)
     scale = (amax / E2M1_MAX).clamp(2.0**-9, E4M3_MAX).to(torch.float8_e4m3fn).float()
-    return (
-        (_round_e2m1((blocks / scale).clamp(-E2M1_MAX, E2M1_MAX)) * scale)
-        .reshape(x.shape)
-        .to(x.dtype)
-    )
+    return _scaled_e2m1(blocks, scale, x)
+
+
+def _scaled_e2m1(blocks: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+    codes = _round_e2m1((blocks / scale).clamp(-E2M1_MAX, E2M1_MAX))
+    return (codes * scale).reshape(like.shape).to(like.dtype)
 
 
 class _StraightThrough(torch.autograd.Function):

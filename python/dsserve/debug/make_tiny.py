@@ -20,6 +20,7 @@ from dsserve.debug.tokenizer_builder import (
     NOISE_TOKEN,
     build_tokenizer,
     image_token,
+    token_id,
     tokenizer_settings,
 )
 from dsserve.engram.hashing import build_engram_constants, build_token_map
@@ -32,7 +33,6 @@ from dsserve.models.presets import PRESET_NAMES, preset_config, preset_vocab_siz
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -119,8 +119,8 @@ def _write_files(folder: Path, *, seed: int, preset: str) -> int:
     token_map = build_token_map(tokenizer, vocab_size)
     raw = preset_config(
         preset,
-        image_token_id=_token_id(tokenizer, image_token()),
-        noise_token_id=_token_id(tokenizer, NOISE_TOKEN),
+        image_token_id=token_id(tokenizer, image_token()),
+        noise_token_id=token_id(tokenizer, NOISE_TOKEN),
         compressed_vocab_size=int(token_map.max()) + 1,
     )
     config = model_config_from_dict(raw, source=f"preset {preset}")
@@ -139,13 +139,6 @@ def _write_files(folder: Path, *, seed: int, preset: str) -> int:
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
     return sum(spec.num_bytes for spec in specs.values())
-
-
-def _token_id(tokenizer: Tokenizer, text: str) -> int:
-    token_id = tokenizer.token_to_id(text)
-    if token_id is None:
-        raise ConfigError(f"the tokenizer has no token {text!r}")
-    return token_id
 
 
 def _generation_settings(raw: dict[str, Any]) -> dict[str, Any]:

@@ -86,6 +86,18 @@ def build_tokenizer(vocab_size: int, text: str | None = None) -> Tokenizer:
     return tokenizer
 
 
+def token_id(tokenizer: Tokenizer, text: str) -> int:
+    """Return the id of a token.
+
+    Raises:
+        ConfigError: If the tokenizer has none of that spelling.
+    """
+    found = tokenizer.token_to_id(text)
+    if found is None:
+        raise ConfigError(f"the tokenizer has no token {text!r}")
+    return found
+
+
 def tokenizer_settings(context_length: int) -> dict[str, object]:
     """Return the `tokenizer_config.json` that goes with `build_tokenizer`."""
     return {

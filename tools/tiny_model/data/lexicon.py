@@ -7,16 +7,41 @@ from __future__ import annotations
 
 import string
 import zlib
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
 
 #: One string in so many is held out for evaluation.
 HELD_OUT_SHARE = 12
-_ONSETS = (
-    *(["b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z"]),
-    *(["bl", "br", "ch", "cl", "cr", "dr", "fl", "fr", "gl", "gr", "pl", "pr", "sh", "sk", "sl", "sm", "sn", "sp", "st", "th", "tr"]),
+_ONSETS: tuple[str, ...] = (
+    *"bcdfghjklmnprstvwz",
+    *[
+        "bl",
+        "br",
+        "ch",
+        "cl",
+        "cr",
+        "dr",
+        "fl",
+        "fr",
+        "gl",
+        "gr",
+        "pl",
+        "pr",
+        "sh",
+        "sk",
+        "sl",
+        "sm",
+        "sn",
+        "sp",
+        "st",
+        "th",
+        "tr",
+    ],
 )
 _VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ea", "ee", "oo", "ou"]
 _CODAS = ["n", "r", "l", "s", "t", "m", "d", "k", "x", "nd", "rt", "st", "ck"]

@@ -11,9 +11,20 @@ if TYPE_CHECKING:
     from tools.tiny_model.data.lexicon import Lexicon
 
 _DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-_MONTHS = (
-    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
-)
+_MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _UNITS = (
     ("kilometres", "metres", 1000), ("kilograms", "grams", 1000), ("metres", "centimetres", 100),
@@ -218,17 +229,17 @@ def date(lex: Lexicon, _budget: int) -> Example:
         )
     if month == 1 and day == 28:
         day = 27
-    after = day + 1 if day < _LENGTHS[month] else 1
-    next_month = month if after > 1 else (month + 1) % 12
-    next_year = year if after > 1 or month < 11 else year + 1
+    next_day = day + 1 if day < _LENGTHS[month] else 1
+    next_month = month if next_day > 1 else (month + 1) % 12
+    next_year = year if next_day > 1 or month < 11 else year + 1
     question = lex.pick("Which date comes after {d}?", "What is the day after {d}?").format(
         d=f"{year}-{month + 1:02d}-{day:02d}"
     )
     return ask(
         "date",
         question,
-        f"{next_year}-{next_month + 1:02d}-{after:02d}",
-        f"{_MONTHS[month]} has {_LENGTHS[month]} days, day {day} is followed by {after}.",
+        f"{next_year}-{next_month + 1:02d}-{next_day:02d}",
+        f"{_MONTHS[month]} has {_LENGTHS[month]} days, day {day} is followed by {next_day}.",
     )
 
 

@@ -9,7 +9,28 @@ from tools.tiny_model.data.example import Call, Example, Tool, Turn
 if TYPE_CHECKING:
     from tools.tiny_model.data.lexicon import Lexicon
 
-_VERBS = ["get", "find", "set", "send", "create", "delete", "update", "list", "search", "open", "close", "start", "stop", "add", "remove", "check", "read", "write", "book", "show"]
+_VERBS = [
+    "get",
+    "find",
+    "set",
+    "send",
+    "create",
+    "delete",
+    "update",
+    "list",
+    "search",
+    "open",
+    "close",
+    "start",
+    "stop",
+    "add",
+    "remove",
+    "check",
+    "read",
+    "write",
+    "book",
+    "show",
+]
 _KNOWN = (
     ("get_weather", "Get the weather of a city.", {"city": "city"}, ("What is the weather in {city}?", "How is the weather in {city}?", "Weather in {city}?")),
     ("get_current_weather", "Get the current weather in a given location.", {"location": "city", "unit": "unit"}, ("What is the weather in {location} in {unit}?", "Current weather in {location}, {unit} please.")),
