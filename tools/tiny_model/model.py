@@ -283,11 +283,6 @@ class Target:
         )
         out = near if out is None else near + out
         out = ops.rope(out, cos.unsqueeze(1), -sin.unsqueeze(1))
-        return self._project(out, prefix, state)
-
-    def _project(self, out: Tensor, prefix: str, state: _Pass) -> Tensor:
-        """Grouped `wo_a`, then `wo_b`: [B, T, H, d] -> [B, T, D]."""
-        config, weights = self.config, state.weights
         return project_out(out, weights, prefix, config, quantize=state.mode.quantize)
 
     def _compress(self, layer: int, x: Tensor, state: _Pass) -> None:
@@ -321,7 +316,6 @@ class Target:
     def _select(self, layer: int, x: Tensor, qrq: Tensor, state: _Pass) -> None:
         """Selection of an index source, and its scores on the rows of the index loss."""
         config, mode = self.config, state.mode
-        source = config.kv_source_of(layer)
         visible = state.visible[config.compress_ratios[layer]]
         if mode.index_rows is not None:
             rows = mode.index_rows
@@ -340,7 +334,6 @@ class Target:
             elif layer > config.candidate_source_layer_id and state.candidates is not None:
                 scores = torch.where(state.candidates, scores, -torch.inf)
             state.selected = top_mask(scores, config.index_topk)
-        del source
 
     def _scores(
         self, layer: int, x: Tensor, qrq: Tensor, state: _Pass, positions: Tensor, visible: Tensor
