@@ -203,3 +203,24 @@ def test_optimiser_lowers_a_quadratic_loss(golden: Golden) -> None:
     for _ in range(20):
         optimizer.step([masters[key].clone() for key in optimizer.keys])
     assert sum(float(masters[key].square().sum()) for key in optimizer.keys) < 0.8 * before
+
+
+def test_accept_length_counts_whole_answers(tmp_path: Path) -> None:
+    from random import Random
+
+    from tokenizers import Tokenizer
+    from tools.tiny_model.acceptance import AcceptanceMeter
+    from tools.tiny_model.config import model_config
+    from tools.tiny_model.data.example import ask
+    from tools.tiny_model.export import TOKENIZER
+    from tools.tiny_model.render import Renderer
+
+    config = model_config(Tokenizer.from_file(str(TOKENIZER)))
+    for draft in (False, True):
+        groups = build_groups(config, draft=draft)
+        save_masters(tmp_path, "draft" if draft else "target", init_masters(groups, config, seed=1))
+    sample = Renderer(TOKENIZER).sample(ask("t", "Say this", "this and that"), Random(1))
+    tokens, rounds = AcceptanceMeter(tmp_path).rounds(sample)
+    # The first token of the answer is the first anchor; random drafts are hardly ever right.
+    assert tokens == len(sample.ids) - sample.prompt_len - 1
+    assert tokens / 6 <= rounds <= tokens

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
-
 from tools.tiny_model.checkpoint import load_masters
 from tools.tiny_model.config import engram_constants, model_config
 from tools.tiny_model.data.mix import EVALUATION
