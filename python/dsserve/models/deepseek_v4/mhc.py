@@ -21,7 +21,7 @@ class HyperConnection:
     def __init__(self, config: ModelConfig, params: Params, sublayer: str) -> None:
         """Prepare the projection of `sublayer` (`attn` or `ffn`)."""
         self._ops: Operators = params.ops
-        self._fn = params.raw(f"hc_{sublayer}_fn")
+        self._fn = params.matrix(f"hc_{sublayer}_fn")
         self._base = params.float32(f"hc_{sublayer}_base")
         self._scale = params.float32(f"hc_{sublayer}_scale")
         self._num_streams = config.hc_mult

@@ -24,7 +24,7 @@ class MoE:
         self._layer, self._top_k = layer, top_k
         self._limit = config.swiglu_limit
         self._route_scale, self._temperature = config.routed_scaling_factor, config.gate_temp
-        self._gate = params.raw("gate.weight")
+        self._gate = params.matrix("gate.weight")
         self._bias = params.float32("gate.bias").unsqueeze(0)
         # The shared expert is one more that every row chooses: a row's inputs are quantised once for all, and as
         # the last id it comes last in the sum, with a weight of exactly one.

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Holds every dequantised weight exactly.
 _WIDE = torch.float64
+#: Elements up to which a weight is kept in float64 (8 MiB).
+_SMALL_WEIGHT = 1 << 20
 
 
 @dataclass(slots=True)
@@ -53,6 +55,10 @@ class Params:
         """A BF16 or F32 tensor, widened."""
         return self.raw(name).float()
 
+    def matrix(self, name: str) -> Tensor:
+        """A BF16 or F32 matrix, in the dtype that products read it in."""
+        return _compact(self.raw(name))
+
     def fp8_weight(self, name: str) -> Tensor:
         """Dequantised FP8 weight [out, in]."""
         return _compact(
@@ -73,11 +79,11 @@ class Params:
 
     def linear(self, name: str) -> Linear:
         """A BF16 linear."""
-        return Linear(self.ops, self.raw(f"{name}.weight"))
+        return Linear(self.ops, self.matrix(f"{name}.weight"))
 
     def fp32_linear(self, *names: str) -> Fp32Linear:
         """A product that stays in FP32, possibly of several stacked weights."""
-        return Fp32Linear(self.ops, torch.cat([self.raw(f"{name}.weight") for name in names]))
+        return Fp32Linear(self.ops, torch.cat([self.matrix(f"{name}.weight") for name in names]))
 
     def norm(self, name: str) -> RmsNorm:
         """An RMSNorm."""
@@ -85,9 +91,12 @@ class Params:
 
 
 def _compact(weight: Tensor) -> Tensor:
-    """The weight in BF16 if that is exact, as it is for all but extreme scales.
+    """The weight in BF16 if it is large and that is exact, as it is for all but extreme scales.
 
-    Operators widen weights as they use them: a decode step reads every weight once, and is bound by the bytes.
+    Operators widen weights as they use them. A large weight is bound by the bytes read; a small one, as in the tiny
+    models, stays in the cache, and widening it at every use costs more than reading it wide.
     """
+    if weight.numel() <= _SMALL_WEIGHT:
+        return weight.to(_WIDE)
     narrow = weight.bfloat16()
     return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
