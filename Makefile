@@ -7,6 +7,8 @@ BUILT := $(VENV)/.built
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 PYTHON_CODE := python/dsserve kernels/dsserve_kernels tests tools examples benchmarks
 ARGS ?=
+# Two workers halve the time on two cores; a file's tests stay in one worker, which shares servers and models.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
 
 # rustup installs here; a shell that was opened before does not know it yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin
@@ -31,13 +33,13 @@ test-rust: ## Run the tests of the Rust crates
 	cargo test --workspace --exclude dsserve-bindings --locked
 
 test-py: build ## Run the default Python tests; flags: make test-py ARGS="-k radix"
-	$(BIN)/pytest -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
 
 test-wheel: build ## Build a wheel and look into it
 	$(BIN)/pytest -m slow tests/unit/test_packaging.py
 
 test-all: test-rust build ## Run every test that needs no GPU, the slow ones too
-	$(BIN)/pytest -m "not gpu" $(ARGS)
+	$(PYTEST) -m "not gpu" $(ARGS)
 
 build: $(BUILT) ## Make .venv, build the Rust extension, install the package (editable)
 
