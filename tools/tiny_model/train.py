@@ -6,7 +6,6 @@ python -m tools.tiny_model.train --out DIR --seconds 540 [--resume DIR] [--phase
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import sys
 import time
@@ -24,7 +23,8 @@ from tools.tiny_model.model import Batch, Mode, Target
 from tools.tiny_model.optim import Optimizer, rate_at
 from tools.tiny_model.packing import FIELDS, Loader
 from tools.tiny_model.params import Weights, build_groups, cook, init_masters
-from tools.tiny_model.scoring import evaluate_target, show_table
+from tools.tiny_model.scoring import evaluate_target
+from tools.tiny_model.verdicts import show_table, write_verdicts
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer.cook()
     ops.disable_compile()
     table = evaluate_target(trainer.target, trainer.weights(), TOKENIZER, count=options.eval_count)
-    (options.out / "target_eval.json").write_text(json.dumps(table, indent=1), encoding="utf-8")
+    write_verdicts(options.out / "target_eval.json", table)
     logger.info("%s", show_table(table))
     return 0
 
