@@ -91,7 +91,7 @@ def test_reply_follows_the_prompt_of_the_server(renderer: Renderer) -> None:
     sample = renderer.sample(example, Random(0))
     text = renderer.tokenizer.decode(sample.ids.tolist(), skip_special_tokens=False)
     assert "Reasoning Effort: 100" in text
-    assert "<think>I know.\nCheck: I am small..</think>I am small." in text
+    assert "<think>I know.\nCheck: I am small.</think>I am small." in text
     assert sample.ids[-1] == renderer.tokenizer.token_to_id(SpecialToken.Eos.default_str())
     example.effort = "low"
     text = renderer.tokenizer.decode(

@@ -63,6 +63,31 @@ class Sample:
     prompt_weight: float = PROMPT_WEIGHT
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an example leaves open, drawn.
+
+    Attributes:
+        thinking: Whether the reply starts with reasoning.
+        effort: Effort of the reasoning; None renders as `high`.
+        system: System text; empty = none.
+    """
+
+    thinking: bool
+    effort: str | None
+    system: str
+
+
+def settle(example: Example, rng: Random) -> Settings:
+    """Draw what the example leaves open."""
+    thinking = rng.random() < _THINKING_SHARE if example.thinking is None else example.thinking
+    effort = rng.choice(_EFFORTS) if example.effort is None else example.effort
+    system = example.system
+    if system is None and rng.random() < _SYSTEM_SHARE:
+        system = rng.choice(SYSTEM_TEXTS)
+    return Settings(thinking, effort, system or "")
+
+
 def calls_text(calls: list[Call]) -> str:
     """Tool calls in DSML, as the recipe renders them."""
     lines = [f"\n\n<{_DSML} calls>"]
@@ -89,7 +114,9 @@ def reply_text(example: Example, *, thinking: bool, effort: str | None) -> str:
             reason = example.reason if example.needs_reason else ""
         elif effort == "max":
             reason += (
-                "\nCheck: " + (example.answer if 0 < len(example.answer) <= 40 else "done") + "."
+                "\nCheck: "
+                + (example.answer.rstrip(".") if 0 < len(example.answer) <= 40 else "done")
+                + "."
             )
         return f"{reason}{_THINK_END}{text}{_EOS}"
     if example.needs_reason:
@@ -111,25 +138,18 @@ class Renderer:
         if example.raw is not None:
             ids = self._ids(_BOS + example.raw + _EOS)
             return Sample(example.task, np.array(ids, dtype=np.int32), 1, RAW_WEIGHT)
-        thinking = rng.random() < _THINKING_SHARE if example.thinking is None else example.thinking
-        effort = rng.choice(_EFFORTS) if example.effort is None else example.effort
-        prompt = self._encoding.encode(
-            self.conversation(example, rng, thinking=thinking, effort=effort)
-        )
-        reply = self._ids(reply_text(example, thinking=thinking, effort=effort))
+        return self.render(example, settle(example, rng))
+
+    def render(self, example: Example, settings: Settings) -> Sample:
+        """Render an example that has messages."""
+        prompt = self._encoding.encode(self.conversation(example, settings))
+        reply = self._ids(reply_text(example, thinking=settings.thinking, effort=settings.effort))
         return Sample(example.task, np.array([*prompt, *reply], dtype=np.int32), len(prompt))
 
     @staticmethod
-    def conversation(
-        example: Example, rng: Random, *, thinking: bool, effort: str | None
-    ) -> Conversation:
+    def conversation(example: Example, settings: Settings) -> Conversation:
         """The conversation of an example in the recipe's terms."""
-        messages: list[Message] = []
-        system = example.system
-        if system is None and rng.random() < _SYSTEM_SHARE:
-            system = rng.choice(SYSTEM_TEXTS)
-        if system:
-            messages.append(SystemMessage(system))
+        messages: list[Message] = [SystemMessage(settings.system)] if settings.system else []
         messages += [_message(turn, index) for index, turn in enumerate(example.turns)]
         response: dict[str, Any] = {}
         if isinstance(example.response, dict):
@@ -138,10 +158,10 @@ class Renderer:
             response["response_format"] = "json_object"
         return Conversation(
             messages,
-            thinking_mode=thinking,
+            thinking_mode=settings.thinking,
             tools=[ToolDefinition(t.name, t.description, t.parameters) for t in example.tools]
             or None,
-            reasoning_effort=effort if thinking else None,  # type: ignore[arg-type]
+            reasoning_effort=settings.effort if settings.thinking else None,  # type: ignore[arg-type]
             **response,
         )
 
