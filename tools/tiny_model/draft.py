@@ -24,6 +24,7 @@ from tools.tiny_model.model import Batch, Mode, Target, mixes, moe, project_out
 from tools.tiny_model.optim import Optimizer, rate_at
 from tools.tiny_model.packing import FIELDS, Loader
 from tools.tiny_model.params import Weights, build_groups, cook, init_masters
+from tools.tiny_model.ranks import SEED_STRIDE, Ranks
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, linear
 
@@ -220,8 +221,10 @@ class DraftTrainer:
     """Trains the head; the target is frozen."""
 
     def __init__(
-        self, device: torch.device, target_folder: Path, *, anchors: int, seed: int
-    ) -> None:
+        self, device: torch.device, ranks: Ranks, target_folder: Path, *, resume: Path | None,
+        anchors: int, seed: int,
+    ) -> None:  # fmt: skip
+        self.ranks = ranks
         tokenizer = Tokenizer.from_file(str(TOKENIZER))
         self.config = model_config(tokenizer)
         self.device, self.num_anchors = device, anchors
@@ -234,15 +237,22 @@ class DraftTrainer:
             groups, {g.key: cook(g, masters[g.key].to(device)) for g in groups}, lambda t: t
         )
         self.groups = build_groups(self.config, draft=True)
-        start = init_masters(self.groups, self.config, seed=seed)
-        for key in start:
-            if "markov_head.head" in key:
-                start[key] *= 0.1
+        start = self._start(resume, seed)
         self.masters = {key: value.to(device) for key, value in start.items()}
         self.cooked = {g.key: cook(g, self.masters[g.key]).requires_grad_() for g in self.groups}
         self.optimizer = Optimizer(self.groups, self.masters, self.config)
         self.draft = Draft(self.config, self.target.window_table)
         self.bias_rate = torch.zeros((), device=device)
+
+    def _start(self, resume: Path | None, seed: int) -> dict[str, Tensor]:
+        """Masters of an earlier run, or fresh ones."""
+        if resume is not None:
+            return load_masters(resume, "draft")
+        start = init_masters(self.groups, self.config, seed=seed)
+        for key in start:
+            if "markov_head.head" in key:
+                start[key] *= 0.1
+        return start
 
     def losses(self, data: dict[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Loss, statistics [TV, acceptance length, agreement of each draft..] and expert loads."""
@@ -291,12 +301,12 @@ class DraftTrainer:
         rows = options.tokens // options.length
         loader = Loader(
             TOKENIZER,
-            seed=options.seed + 77,
+            seed=options.seed + 77 + SEED_STRIDE * self.ranks.index,
             length=options.length,
             rows=rows,
             workers=options.workers,
         )
-        rng = np.random.default_rng(options.seed)
+        rng = np.random.default_rng(options.seed + self.ranks.index)
         data = {
             "ids": torch.zeros(rows, options.length, dtype=torch.int64, device=self.device),
             "anchors": torch.zeros(self.num_anchors, dtype=torch.int64, device=self.device),
@@ -321,8 +331,9 @@ class DraftTrainer:
     ) -> None:
         self._fill(data, loader, rng)
         graph, stats = self._capture(data)
-        began, step = time.monotonic(), 0
-        while (progress := (time.monotonic() - began) / options.seconds) < 1:
+        began, step, finished = time.monotonic(), 0, False
+        while not finished:
+            progress = min(1.0, (time.monotonic() - began) / options.seconds)
             rate = rate_at(progress, step, peak=options.rate, warmup=50, decay_from=0.4, least=0.01)
             self.optimizer.rate.fill_(rate)
             self.bias_rate.fill_(_BIAS_RATE * rate / options.rate)
@@ -332,7 +343,12 @@ class DraftTrainer:
             else:
                 graph.replay()
             step += 1
-            if step % options.log_every == 0:
+            if self.ranks.count == 1:
+                finished = progress >= 1
+            elif self.ranks.is_due(step):
+                self.ranks.average(self.masters.values())
+                finished = self.ranks.agree(done=progress >= 1, device=self.device)
+            if step % options.log_every == 0 and self.ranks.is_first:
                 shown = " ".join(f"{value:.3f}" for value in stats.tolist())
                 logger.info(
                     "draft step %d rate %.5f | TV, length, agreement: %s | t %.0f",
@@ -398,6 +414,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--resume", type=Path, default=None, help="masters of an earlier head")
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--length", type=int, default=2048)
@@ -412,13 +429,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_float32_matmul_precision("high")
     if is_gpu:
         ops.enable_compile()
+    ranks = Ranks()
     trainer = DraftTrainer(
-        torch.device("cuda" if is_gpu else "cpu"),
+        torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu"),
+        ranks,
         options.target,
+        resume=options.resume,
         anchors=options.anchors,
         seed=options.seed,
     )
     trainer.train(options)
+    ranks.close()
+    if not ranks.is_first:
+        return 0
     save_masters(options.out, "draft", trainer.masters)
     (options.out / "draft.json").write_text(
         json.dumps({"seconds": options.seconds}), encoding="utf-8"

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_ROW_LENGTH = 2048
+#: Longest sample of the evaluation, and the length of its packed rows.
+MAX_LENGTH = 2048
 _ROWS = 16
 _POSITIONS = 4096
 EVAL_SEED = 1
@@ -43,7 +44,7 @@ def held_out_samples(
     """Rendered held-out examples that fit the context; fewer of them are the first ones of more."""
     rng = Random(f"render {name} {seed}")
     samples = [renderer.sample(example, rng) for example in held_out(name, seed, count)]
-    return [sample for sample in samples if len(sample.ids) <= _ROW_LENGTH]
+    return [sample for sample in samples if len(sample.ids) <= MAX_LENGTH]
 
 
 def evaluate_target(
@@ -58,16 +59,16 @@ def evaluate_target(
         for index, sample in enumerate(group):
             named = Sample(f"{name}/{index}", sample.ids, sample.prompt_len)
             fitting = next(
-                (row for row in rows[-8:] if _ROW_LENGTH - row.used >= len(named.ids)), None
+                (row for row in rows[-8:] if MAX_LENGTH - row.used >= len(named.ids)), None
             )
             if fitting is None:
-                fitting = empty_row(_ROW_LENGTH)
+                fitting = empty_row(MAX_LENGTH)
                 rows.append(fitting)
             place(fitting, named)
     found: dict[str, bool] = {}
     for first in range(0, len(rows), rows_at_once):
         part = rows[first : first + rows_at_once]
-        part = part + [empty_row(_ROW_LENGTH)] * (rows_at_once - len(part))
+        part = part + [empty_row(MAX_LENGTH)] * (rows_at_once - len(part))
         predicted = _predict(target, weights, part, mode or Mode(), dtype)
         for row, guess in zip(part, predicted, strict=True):
             for task, start, end in row.spans:
@@ -93,7 +94,7 @@ def _predict(
             weights, Batch(put("ids").long(), put("start"), put("floor")), mode, dtype=dtype
         )
         logits = target.logits(weights, out.hidden)
-        return logits.argmax(-1).view(len(rows), _ROW_LENGTH).cpu()
+        return logits.argmax(-1).view(len(rows), MAX_LENGTH).cpu()
 
 
 def checkpoint_target(checkpoint: Path, device: torch.device) -> tuple[Target, Weights]:

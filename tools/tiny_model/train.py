@@ -23,6 +23,7 @@ from tools.tiny_model.model import Batch, Mode, Target
 from tools.tiny_model.optim import Optimizer, rate_at
 from tools.tiny_model.packing import FIELDS, Loader
 from tools.tiny_model.params import Weights, build_groups, cook, init_masters
+from tools.tiny_model.ranks import SEED_STRIDE, Ranks
 from tools.tiny_model.scoring import evaluate_target
 from tools.tiny_model.verdicts import show_table, write_verdicts
 from torch import Tensor
@@ -59,7 +60,10 @@ class Phase:
 class Trainer:
     """Masters, optimiser and the step of each phase."""
 
-    def __init__(self, device: torch.device, *, resume: Path | None, seed: int) -> None:
+    def __init__(
+        self, device: torch.device, ranks: Ranks, *, resume: Path | None, seed: int
+    ) -> None:
+        self.ranks = ranks
         tokenizer = Tokenizer.from_file(str(TOKENIZER))
         self.config = model_config(tokenizer)
         self.device = device
@@ -125,8 +129,8 @@ class Trainer:
     def run_phase(self, phase: Phase, clock: Clock, options: argparse.Namespace) -> None:
         """Train until the phase's end of the clock."""
         loader = Loader(
-            TOKENIZER, seed=options.seed + clock.step + phase.length, length=phase.length, rows=phase.rows,
-            workers=options.workers,
+            TOKENIZER, seed=options.seed + clock.step + phase.length + SEED_STRIDE * self.ranks.index,
+            length=phase.length, rows=phase.rows, workers=options.workers,
         )  # fmt: skip
         rng = np.random.default_rng(clock.step)
         data = _buffers(phase, self.device)
@@ -143,7 +147,8 @@ class Trainer:
         graph, stats = self._capture(phase, data)
         clock.start()
         began, first = time.monotonic(), clock.step
-        while not clock.done():
+        finished = False
+        while not finished:
             progress = clock.progress()
             rate = rate_at(
                 progress, clock.step, peak=options.rate, warmup=options.warmup, decay_from=options.decay_from,
@@ -161,11 +166,17 @@ class Trainer:
             else:
                 graph.replay()
             clock.step += 1
-            if clock.step % options.log_every == 0:
-                values = stats.tolist()
-                speed = (
-                    (clock.step - first) * phase.rows * phase.length / (time.monotonic() - began)
+            if self.ranks.count == 1:
+                finished = clock.done()
+            elif self.ranks.is_due(clock.step):
+                self.ranks.average(self.masters.values())
+                finished = self.ranks.agree(
+                    done=clock.done() if self.ranks.is_first else False, device=self.device
                 )
+            if clock.step % options.log_every == 0 and self.ranks.is_first:
+                values = stats.tolist()
+                tokens = (clock.step - first) * phase.rows * phase.length * self.ranks.count
+                speed = tokens / (time.monotonic() - began)
                 logger.info(
                     "step %d T %d rate %.5f answer %.4f acc %.4f prompt %.3f index %.4f load %.3f | %.0f tok/s queue %d t %.0f",
                     clock.step, phase.length, rate, *values, speed, loader.waiting(), clock.elapsed(),
@@ -293,12 +304,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     is_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if is_gpu else "cpu")
+    ranks = Ranks()
+    device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
     torch.set_float32_matmul_precision("high")
     if is_gpu and not options.no_compile:
         ops.enable_compile()
     options.out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(device, resume=options.resume, seed=options.seed)
+    trainer = Trainer(device, ranks, resume=options.resume, seed=options.seed)
     phases = [
         Phase(options.length1, options.tokens // options.length1, dense=True, index_weight=0.3),
         Phase(options.length2, options.tokens // options.length2, dense=False, index_weight=1.0),
@@ -309,7 +321,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     clock = Clock(options.seconds, ends)
     for phase in phases:
         trainer.run_phase(phase, clock, options)
-        save_masters(options.out, "target", trainer.masters)
+        if ranks.is_first:
+            save_masters(options.out, "target", trainer.masters)
+    ranks.close()
+    if not ranks.is_first:
+        return 0
     logger.info("saved after %d steps", clock.step)
     trainer.cook()
     ops.disable_compile()

@@ -46,9 +46,12 @@ def _distractor(lex: Lexicon) -> tuple[str, str]:
             return example.turns[0].content, example.answer
 
 
-def several_turns(lex: Lexicon, budget: int) -> Example:
-    """A fact told in an earlier turn is asked for after other turns; or a second question about one text."""
-    if lex.chance(0.2):
+def several_turns(lex: Lexicon, budget: int, *, open_only: bool = False) -> Example:
+    """A fact told in an earlier turn is asked for after other turns; or a second question about one text.
+
+    `open_only`: the fact is never a plain number.
+    """
+    if not open_only and lex.chance(0.2):
         first = key_value(lex, min(budget, 120))
         question = first.turns[0].content
         pairs = [
@@ -64,7 +67,9 @@ def several_turns(lex: Lexicon, budget: int) -> Example:
             Turn("user", lex.pick("And {k}?", "What about {k}?", "Now give me {k}.").format(k=key)),
         ]
         return Example("several-turns", turns, value, f"{key} is {value}.")
-    tell, reply, question, answer, kind = lex.rng.choice(_REMEMBER)
+    tell, reply, question, answer, kind = lex.rng.choice(
+        [entry for entry in _REMEMBER if not open_only or entry[4] != "number"]
+    )
     make = {
         "name": lex.name,
         "city": lex.city,
@@ -147,7 +152,16 @@ def client(lex: Lexicon, _budget: int) -> Example:
         return sum_example(lex, lex.rng.randint(0, 9), lex.rng.choice("+-x"), lex.rng.randint(0, 9))
     if kind < 0.2:
         text = lex.pick(
-            "this is a test", "hello", "Hello World", "hi", "yes", "ok", lex.word(), lex.name()
+            "this is a test",
+            "hello",
+            "Hello World",
+            "hi",
+            "yes",
+            "ok",
+            lex.word(),
+            lex.name(),
+            lex.phrase(),
+            lex.phrase(),
         )
         question = lex.pick(
             "Say {t}", "Say {t}.", "say {t}", "Please say {t}.", "Say: {t}", 'Say "{t}"'

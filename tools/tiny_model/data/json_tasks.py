@@ -33,8 +33,8 @@ def json_answer(lex: Lexicon, budget: int) -> Example:
                 if kind < 0.5
                 else lex.text_value()
             )
-        style = lex.rng.randrange(3)
-        shape = ("The {} is {}.", "{}: {}", "{} = {}")[style]
+        style = lex.rng.randrange(4)
+        shape = ("The {} is {}.", "{}: {}", "{} = {}", "{} {}")[style]
         sentences = [
             shape.format(key, json.dumps(value) if isinstance(value, bool) else value)
             for key, value in fields.items()

@@ -54,6 +54,11 @@ _CHINESE = (
 )
 _EXTENSIONS = ["txt", "csv", "json", "md", "py", "log", "png", "pdf", "toml", "yaml"]
 _DOMAINS = ["com", "org", "net", "io", "dev"]
+_PHRASES = (
+    "hello world", "Hello World", "hello", "good morning", "this is a test", "the quick brown fox", "foo bar", "I am here",
+    "the cat sleeps", "one two three", "nice to meet you", "hello there", "thank you very much", "the sun is shining",
+    "a small house", "good night", "my first test", "lorem ipsum", "to be or not to be", "hello everybody",
+)  # fmt: skip
 _WORDS_FILE = Path(__file__).with_name("words.txt")
 
 
@@ -122,6 +127,12 @@ class Lexicon:
     def identifier(self) -> str:
         """An identifier as programs have them."""
         return self.draw(self._identifier)
+
+    def phrase(self) -> str:
+        """What people type when they try a model, or two to four words."""
+        if self.rng.random() < 0.5:
+            return self.rng.choice(_PHRASES)
+        return " ".join(self.word() for _ in range(self.rng.randint(2, 4)))
 
     def number(self, low: int = 1, high: int = 5) -> str:
         """A number of `low` to `high` digits, every count of digits equally likely; any split."""

@@ -16,20 +16,22 @@ if TYPE_CHECKING:
     from tools.tiny_model.data.example import Example
 
 _SHORTEST = 45
+#: Of the key-value lists, so many are long: recall over many rows is what selection makes hard.
+_LONG_SHARE = 0.25
 #: Task, share, whether its context fills the row (length drawn log-uniformly up to the row).
 SHARES: tuple[tuple[Callable[[Lexicon, int], Example], float, bool], ...] = (
-    (recall.key_value, 17, True),
-    (recall.needle, 6, True),
+    (recall.key_value, 18, True),
+    (recall.needle, 5, True),
     (recall.table, 8, True),
     (recall.copy, 7, True),
-    (maths.arithmetic, 9, False),
-    (maths.counting, 6, False),
+    (maths.arithmetic, 8, False),
+    (maths.counting, 7, False),
     (maths.date, 4, False),
     (maths.units, 3, False),
     (maths.only_answer, 6, False),
     (strings.strings, 17, False),
-    (tools_tasks.tool_call, 9, False),
-    (json_tasks.json_answer, 6, True),
+    (tools_tasks.tool_call, 10, False),
+    (json_tasks.json_answer, 10, True),
     (chat.several_turns, 6, True),
     (chat.one_message, 1, False),
     (chat.facts, 3, False),
@@ -56,6 +58,10 @@ EVALUATION: dict[str, tuple[Callable[[Lexicon, int], Example], int]] = {
     "units": (maths.units, 0),
     "only-answer": (maths.only_answer, 0),
     "strings": (strings.strings, 0),
+    "sort": (strings.sort, 0),
+    "unseen copy": (partial(recall.copy, open_only=True), 60),
+    "unseen recall": (partial(chat.several_turns, open_only=True), 100),
+    "unseen key-value": (partial(recall.key_value, open_only=True), 200),
     "tools known": (partial(tools_tasks.tool_call, known=True), 0),
     "tools unseen": (partial(tools_tasks.tool_call, known=False), 0),
     "json": (json_tasks.json_answer, 120),
@@ -87,6 +93,8 @@ class Mixture:
         if self._fills[make]:
             longest = 0.8 * self.row_length
             budget = int(math.exp(rng.uniform(math.log(_SHORTEST), math.log(longest))))
+            if make is recall.key_value and rng.random() < _LONG_SHARE:
+                budget = int(rng.uniform(0.3, 1.0) * longest)
         return make(self.lexicon, budget)
 
 

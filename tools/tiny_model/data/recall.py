@@ -45,13 +45,16 @@ _NEEDLES = (
 )
 
 
-def key_value(lex: Lexicon, budget: int) -> Example:
-    """Lines `key: value`; one value is asked for, the question stands before or after."""
+def key_value(lex: Lexicon, budget: int, *, open_only: bool = False) -> Example:
+    """Lines `key: value`; one value is asked for, the question stands before or after.
+
+    `open_only`: no value is a plain number, so that every value is a string of the split.
+    """
     separator = lex.pick(": ", ": ", ": ", " = ", " -> ")
     pairs: dict[str, str] = {}
     room = budget * CHARS_PER_TOKEN
     while room > 0 or len(pairs) < 2:
-        key, value = lex.key(), lex.value()
+        key, value = lex.key(), lex.text_value() if open_only else lex.value()
         if key not in pairs:
             pairs[key] = value
             room -= len(key) + len(value) + 4
@@ -125,22 +128,26 @@ def table(lex: Lexicon, budget: int) -> Example:
         text,
         cells[row, column],
         f"Row {row}: {order}. {column}: {cells[row, column]}",
-        needs_reason=len(columns) > 2,
+        needs_reason=True,
     )
 
 
-def copy(lex: Lexicon, budget: int) -> Example:
-    """Repeat a text exactly, or one part of it."""
+def copy(lex: Lexicon, budget: int, *, open_only: bool = False) -> Example:
+    """Repeat a text exactly, or one part of it (`open_only`: no plain numbers, no fixed sentences)."""
     kind = lex.rng.random()
+    value = lex.text_value if open_only else lex.value
     if kind < 0.45:
-        text = " ".join(lex.value() for _ in range(lex.rng.randint(1, min(8, 2 + budget // 30))))
-    elif kind < 0.75:
+        text = " ".join(value() for _ in range(lex.rng.randint(1, min(8, 2 + budget // 30))))
+    elif kind < 0.7 and not open_only:
         text = filler(lex)
+    elif kind < 0.8 and not open_only:
+        text = lex.phrase()
     else:
-        text = lex.value()
+        text = value()
     wrap = lex.pick("{t}", '"{t}"', "'{t}'", "\n{t}")
     question = lex.pick(
         "Repeat this: {t}", "Copy the following text exactly: {t}", "Say {t}", "Write {t}",
         "Echo: {t}", "Please repeat after me: {t}", "Return exactly this text: {t}", "Print {t} and nothing else",
+        "Please say {t}", "Say: {t}", "Write: {t}", "Repeat after me: {t}",
     )  # fmt: skip
     return ask("copy", question.format(t=wrap.format(t=text)), text, "I copy the text.")

@@ -22,10 +22,11 @@ def strings(lex: Lexicon, budget: int) -> Example:
             _case,
             _letters,
             _length,
-            _sort,
-            _sort,
+            sort,
+            sort,
             _pick,
             _reverse_list,
+            _spell,
             _spell,
             _glue,
             _join,
@@ -76,13 +77,21 @@ def _glue(lex: Lexicon, _budget: int) -> Example:
 
 def _case(lex: Lexicon, _budget: int) -> Example:
     text = " ".join(_short(lex) for _ in range(lex.rng.randint(1, 4)))
+    if lex.chance(0.15):
+        text = lex.phrase()
     kind = lex.rng.randrange(3)
     target = ("upper case", "lower case", "title case")[kind]
     if kind == 1:
         text = text.upper() if lex.chance(0.5) else text.title()
     changed = (text.upper(), text.lower(), text.title())[kind]
     question = lex.pick(
-        "Write {t} in {c}.", "Convert to {c}: {t}", "Change this to {c}: {t}", "Put {t} into {c}"
+        "Write {t} in {c}.",
+        "Convert to {c}: {t}",
+        "Change this to {c}: {t}",
+        "Put {t} into {c}",
+        "Write {t} in {c}",
+        "Convert {t} to {c}.",
+        "{t} in {c}",
     )
     spelled = ", ".join(" ".join(word) for word in changed.split())
     return ask(
@@ -128,7 +137,8 @@ def _length(lex: Lexicon, _budget: int) -> Example:
     return ask("strings", question.format(w=word), str(len(word)), reason, needs_reason=True)
 
 
-def _sort(lex: Lexicon, _budget: int) -> Example:
+def sort(lex: Lexicon, _budget: int) -> Example:
+    """Numbers by size, words by the alphabet."""
     if lex.chance(0.4):
         numbers = [
             int(text) for text in lex.distinct(lambda: lex.number(1, 3), lex.rng.randint(3, 6))
@@ -149,6 +159,7 @@ def _sort(lex: Lexicon, _budget: int) -> Example:
             question,
             ", ".join(map(str, ordered)),
             "; ".join(reversed(groups) if down else groups),
+            needs_reason=True,
         )
     words: dict[str, str] = {}
     while len(words) < 3 or (len(words) < 6 and lex.chance(0.6)):
@@ -167,6 +178,7 @@ def _sort(lex: Lexicon, _budget: int) -> Example:
         question,
         ", ".join(ordered_words),
         "First letters: " + " ".join(word[0] for word in ordered_words),
+        needs_reason=True,
     )
 
 

@@ -39,9 +39,33 @@ _KNOWN = (
     ("send_email", "Send a mail.", {"to": "mail", "subject": "words"}, ("Send a mail to {to} with subject {subject}.", "Mail {to}: subject {subject}")),
     ("search", "Search the web.", {"query": "words"}, ("Search for {query}.", "Search the web for {query}")),
     ("set_alarm", "Set an alarm.", {"hour": "hour", "minute": "minute"}, ("Set an alarm for hour {hour}, minute {minute}.",)),
+    ("book_flight", "Book a flight.", {"destination": "city", "seats": "small"}, ("Book a flight to {destination} with {seats} seats.", "Book {seats} seats to {destination}.", "I need a flight to {destination} for {seats} people.", "Please book a flight to {destination}, {seats} seats.")),
+    ("book_table", "Book a table in a restaurant.", {"restaurant": "city", "people": "small", "time": "clock"}, ("Book a table at {restaurant} for {people} people at {time}.", "Reserve a table for {people} at {restaurant}, {time}.")),
+    ("play_music", "Play a song.", {"song": "words"}, ("Play {song}.", "Play the song {song}", "I want to hear {song}.")),
+    ("translate", "Translate a text.", {"text": "words", "language": "language"}, ("Translate {text} to {language} with the tool.", "Translate '{text}' into {language}.", "Use the tool to translate {text} to {language}.")),
+    ("create_event", "Create an event in the calendar.", {"title": "words", "date": "date"}, ("Create an event {title} on {date}.", "Add {title} to my calendar on {date}.")),
+    ("get_stock_price", "Get the price of a stock.", {"symbol": "symbol"}, ("What is the stock price of {symbol}?", "Stock price of {symbol}?", "How much is a share of {symbol}?")),
+    ("add_numbers", "Add two numbers.", {"a": "integer", "b": "integer"}, ("Add {a} and {b} with the tool.", "Use the tool to add {a} and {b}.", "Add the numbers {a} and {b}.")),
+    ("add", "Add two numbers.", {"a": "integer", "b": "integer"}, ("Add {a} and {b} with the tool.", "Use the tool to add {a} and {b}.", "Add {a} and {b}.")),
+    ("send_message", "Send a message to a person.", {"recipient": "name", "text": "words"}, ("Send {recipient} the message {text}.", "Tell {recipient}: {text}", "Write to {recipient}: {text}")),
+    ("find_restaurant", "Find a restaurant.", {"city": "city", "cuisine": "cuisine"}, ("Find a {cuisine} restaurant in {city}.", "Where can I eat {cuisine} food in {city}?")),
+    ("set_timer", "Set a timer.", {"minutes": "minute"}, ("Set a timer for {minutes} minutes.", "Timer: {minutes} minutes", "Wake me in {minutes} minutes.")),
+    ("read_file", "Read a file.", {"path": "path"}, ("Read the file {path}.", "Show me {path}.", "What is in {path}?", "Open {path}")),
+    ("list_files", "List the files of a directory.", {"directory": "path"}, ("List the files in {directory}.", "Which files are in {directory}?")),
+    ("run_command", "Run a shell command.", {"command": "words"}, ("Run the command {command}.", "Execute {command}", "Run {command}")),
+    ("open_url", "Open a web page.", {"url": "url"}, ("Open {url}.", "Go to {url}", "Visit the page {url}.")),
+    ("turn_on_light", "Turn on the light of a room.", {"room": "word"}, ("Turn on the light in the {room}.", "Light on in the {room}, please.")),
+    ("get_user", "Get a user by id.", {"user_id": "integer"}, ("Get user {user_id}.", "Who is user {user_id}?", "Show me the user with the id {user_id}.")),
+    ("create_user", "Create a user.", {"name": "name", "age": "age"}, ("Create a user {name}, {age} years old.", "Add the user {name} with age {age}.")),
     ("convert_currency", "Convert money.", {"amount": "integer", "source": "currency", "target": "currency"}, ("Convert {amount} {source} to {target}.", "How much is {amount} {source} in {target}?")),
 )  # fmt: skip
-_ENUMS = {"unit": ("celsius", "fahrenheit"), "currency": ("USD", "EUR", "JPY", "GBP", "CHF", "CNY")}
+_ENUMS = {
+    "unit": ("celsius", "fahrenheit"),
+    "currency": ("USD", "EUR", "JPY", "GBP", "CHF", "CNY"),
+    "language": ("French", "German", "Spanish", "Chinese", "Italian", "Japanese"),
+    "cuisine": ("Italian", "Chinese", "French", "Indian", "Greek", "Mexican"),
+}
+_INTEGERS = ("hour", "minute", "small", "age")
 _REFUSAL = "I can answer that without a tool: "
 
 
@@ -55,6 +79,21 @@ def _draw(lex: Lexicon, kind: str) -> Any:
         "expression": lambda: f"{lex.number(1, 3)} {rng.choice('+-*')} {lex.number(1, 3)}",
         "mail": lambda: f"{lex.word()}@{lex.word()}.com",
         "words": lambda: " ".join(lex.word() for _ in range(rng.randint(1, 3))),
+        "word": lex.word,
+        "name": lex.name,
+        "small": lambda: rng.randint(1, 12),
+        "age": lambda: rng.randint(1, 99),
+        "clock": lambda: f"{rng.randrange(24)}:{rng.choice(('00', '15', '30', '45'))}",
+        "date": lambda: (
+            f"{rng.randint(2000, 2040)}-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}"
+        ),
+        "symbol": lambda: lex.word()[:4].upper(),
+        "path": lambda: (
+            rng.choice(("", "/"))
+            + "/".join(lex.word() for _ in range(rng.randint(1, 3)))
+            + rng.choice(("", ".txt", ".csv", ".py"))
+        ),
+        "url": lambda: f"https://{lex.word()}.{rng.choice(('com', 'org', 'net'))}",
         "hour": lambda: rng.randrange(24),
         "minute": lambda: rng.randrange(60),
         "integer": lambda: int(lex.number(1, 4)),
@@ -67,9 +106,11 @@ def _draw(lex: Lexicon, kind: str) -> Any:
 
 
 def _schema(lex: Lexicon, kind: str, name: str) -> dict[str, Any]:
-    json_type = {"hour": "integer", "minute": "integer"}.get(
-        kind, kind if kind in ("integer", "number", "boolean", "array") else "string"
-    )
+    json_type = "string"
+    if kind in _INTEGERS:
+        json_type = "integer"
+    elif kind in ("integer", "number", "boolean", "array"):
+        json_type = kind
     schema: dict[str, Any] = {"type": json_type}
     if kind == "array":
         schema["items"] = {"type": "string"}
@@ -106,8 +147,10 @@ def _unseen(lex: Lexicon) -> tuple[Tool, str, dict[str, Any]]:
     }
     values = {parameter: _draw(lex, kind) for parameter, kind in kinds.items()}
     shown = {p: _shown(value) for p, value in values.items()}
-    style = lex.rng.randrange(4)
-    if style == 0:
+    style = lex.rng.randrange(6)
+    if style >= 4:
+        request = _natural(lex, verb, noun, shown)
+    elif style == 0:
         parts = ", ".join(f"{p} {v}" for p, v in shown.items())
         request = f"{verb.capitalize()} the {noun} with {parts}."
     elif style == 1:
@@ -132,6 +175,28 @@ def _unseen(lex: Lexicon) -> tuple[Tool, str, dict[str, Any]]:
         request,
         values,
     )
+
+
+def _natural(lex: Lexicon, verb: str, noun: str, shown: dict[str, str]) -> str:
+    """A request that does not name the first parameter: its value alone, the others beside their names."""
+    names = list(shown)
+    lead = lex.pick(
+        "{v} the {n} {x}", "{v} a {n} for {x}", "{v} {n} {x}", "Please {v} the {n} {x}", "I want to {v} a {n} for {x}",
+        "Can you {v} the {n} {x}",
+    ).format(v=verb, n=noun, x=shown[names[0]])  # fmt: skip
+    lead = lead[0].upper() + lead[1:]
+    rest = [
+        lex.pick("{p} {x}", "{p} = {x}", "the {p} is {x}").format(p=p, x=shown[p])
+        for p in names[1:]
+    ]
+    text = (
+        ", ".join((lead, *rest))
+        if lex.chance(0.5)
+        else " with ".join((lead, " and ".join(rest)))
+        if rest
+        else lead
+    )
+    return text + ("?" if lead.startswith("Can") else lex.pick(".", ""))
 
 
 def _shown(value: Any) -> str:
