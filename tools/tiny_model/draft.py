@@ -331,6 +331,7 @@ class DraftTrainer:
     ) -> None:
         self._fill(data, loader, rng)
         graph, stats = self._capture(data)
+        self.ranks.meet()
         began, step, finished = time.monotonic(), 0, False
         while not finished:
             progress = min(1.0, (time.monotonic() - began) / options.seconds)

@@ -59,6 +59,11 @@ class Ranks:
         dist.broadcast(flag, 0)
         return bool(flag.item())
 
+    def meet(self) -> None:
+        """Wait for the slowest rank; compilation takes each its own time."""
+        if self.count > 1:
+            dist.barrier()
+
     def close(self) -> None:
         """Leave the group."""
         if self.count > 1:

@@ -145,6 +145,7 @@ class Trainer:
     ) -> None:  # fmt: skip
         _fill(data, loader.next(), phase, rng)
         graph, stats = self._capture(phase, data)
+        self.ranks.meet()
         clock.start()
         began, first = time.monotonic(), clock.step
         finished = False
