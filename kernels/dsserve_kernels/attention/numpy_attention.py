@@ -1,4 +1,8 @@
-"""Sparse attention of few rows: masks and bookkeeping in numpy, products and exponentials as in the reference."""
+"""Sparse attention on the CPU: masks and bookkeeping in numpy, products and exponentials as in the reference.
+
+Few rows read their own keys, as the reference does. Many rows of one prompt have most keys in common: `shared_keys`
+takes those.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import numpy as np
 import torch
 
 from dsserve_kernels.arrays import register, rounded
+from dsserve_kernels.attention.shared_keys import MIN_ROWS, SharedKeys, weighted_values
 from dsserve_kernels.kvcache.numpy_rows import load_main_rows
 from dsserve_kernels.reference import attention as reference
 
@@ -16,9 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsserve_kernels.arrays import Float64
-
-#: Queries from which the compressed rows they share are worth finding.
-_MANY_ROWS = 16
 
 
 def sparse_attention(
@@ -37,13 +39,20 @@ def sparse_attention(
     if rows == 0:
         return torch.empty_like(q)
     table, index = _table(window_rows, window_index, main_pool, main_index)
+    shared = SharedKeys(table, num_heads=q.shape[1]) if rows >= MIN_ROWS else None
     sink64 = sink.double().numpy()[:, None]
     parts = []
     for start in range(0, rows, block):
         part = slice(start, start + block)
-        keys = table.take(index[part], 0)
-        missing = index[part] == len(table) - 1
-        parts.append(_attend(q[part], keys, missing, sink64, scale, round_weights))
+        union = None if shared is None else shared.union(index[part])
+        if union is not None:
+            keys, bias = union
+            out = weighted_values(
+                q[part].double(), keys, bias, sink64, scale=scale, round_weights=round_weights
+            )
+        else:
+            out = _own_keys(q[part], table, index[part], sink64, scale, round_weights)
+        parts.append(rounded(out, q.dtype))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -78,7 +87,7 @@ def _distinct(
     index: NDArray[np.int64], pool_rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows to read, and the place of each entry among them (-1 = none); a long call reads a row once for all."""
-    if index.shape[0] < _MANY_ROWS:
+    if index.shape[0] < MIN_ROWS:
         flat = np.maximum(index, 0).reshape(-1)
         return flat, np.where(index < 0, -1, np.arange(flat.size).reshape(index.shape))
     is_read = np.zeros(pool_rows + 1, dtype=np.bool_)
@@ -89,16 +98,17 @@ def _distinct(
     return np.flatnonzero(is_read), place[index]
 
 
-def _attend(
+def _own_keys(
     q: Tensor,
-    keys: Float64,
-    missing: NDArray[np.bool_],
+    table: Float64,
+    index: NDArray[np.int64],
     sink: Float64,
     scale: float,
     round_weights: bool,
-) -> Tensor:
-    """One block: q [t, H, d], keys [t, K, d], missing [t, K], sink [H, 1]."""
-    values = torch.from_numpy(keys)
+) -> Float64:
+    """One block whose rows each read their own keys: q [t, H, d], index [t, K], sink [H, 1] -> [t, H, d]."""
+    values = torch.from_numpy(table.take(index, 0))
+    missing = index == len(table) - 1
     products = torch.bmm(q.double(), values.transpose(1, 2))
     scores = products.numpy()
     np.multiply(scores, scale, scores)
@@ -112,9 +122,9 @@ def _attend(
     total = weights.sum(-1, keepdim=True).numpy() + torch.from_numpy(sink - top).exp_().numpy()
     if round_weights:
         weights = weights.to(torch.bfloat16).double()
-    out = torch.bmm(weights, values).numpy()
+    out: Float64 = torch.bmm(weights, values).numpy()
     np.divide(out, total, out)
-    return rounded(out, q.dtype)
+    return out
 
 
 register(sparse_attention)

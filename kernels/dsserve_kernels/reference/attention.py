@@ -32,9 +32,9 @@ def sparse_attention(
     Args:
         q: [T, H, d] activation after RoPE.
         window_rows: [R, d] window rows of the step, old ones and new ones.
-        window_index: [T, W] int64 into `window_rows`, -1 = none.
+        window_index: [T, W] int64 into `window_rows`, -1 = none, otherwise distinct within a row.
         main_pool: Native compressed rows of the KV source, or None in a window-only layer.
-        main_index: [T, K] int64 into `main_pool`, -1 = none.
+        main_index: [T, K] int64 into `main_pool`, -1 = none, otherwise distinct within a row.
         sink: [H] float32; a key without a value.
         scale: Factor of the scores.
         round_weights: See above.
