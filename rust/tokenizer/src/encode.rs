@@ -1,32 +1,27 @@
 //! Texts to ids: loads `tokenizer.json` and encodes many texts, and long ones, in parallel.
 
 use crate::error::TokenizerError;
-use crate::split;
+use crate::fast::{FastEncoder, Part};
+use crate::load;
+use crate::message_cache::{CacheStats, MessageCache};
+use crate::options::{Backend, TokenizerOptions};
+use crate::parts::PartEncoder;
+use crate::reference::Reference;
+use crate::threads::Threads;
 use crate::vocab::TokenTable;
-use rayon::prelude::*;
-use serde_json::Value;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-
-/// Longer texts are cut at safe places and encoded in parallel.
-pub const PARALLEL_TEXT_BYTES: usize = 64 * 1024;
-
-/// Less text than this in a batch is not worth waking threads for.
-const MIN_PARALLEL_BATCH_BYTES: usize = 4 * 1024;
-
-/// Parts of a long text; small enough to balance, large enough to cost nothing extra.
-const PART_BYTES: usize = 16 * 1024;
+use std::sync::Arc;
 
 /// A byte-level tokenizer with its own threads; shared by reference between threads.
 pub struct Tokenizer {
     path: PathBuf,
-    hf: tokenizers::Tokenizer,
-    /// The same without added vocabulary, made when first needed.
-    plain: OnceLock<tokenizers::Tokenizer>,
+    reference: Reference,
+    /// The fast encoder, or why it is not used.
+    fast: Result<FastEncoder, String>,
+    cache: MessageCache,
     table: Arc<TokenTable>,
-    pool: Option<rayon::ThreadPool>,
-    is_cuttable: bool,
+    threads: Threads,
     /// Put before every text encoded with special tokens (`add_bos_token`).
     bos: Option<u32>,
 }
@@ -36,6 +31,7 @@ impl std::fmt::Debug for Tokenizer {
         f.debug_struct("Tokenizer")
             .field("path", &self.path)
             .field("tokens", &self.table.len())
+            .field("backend", &self.backend())
             .finish_non_exhaustive()
     }
 }
@@ -43,42 +39,71 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Loads `tokenizer.json` (or the one in the directory `path`). Truncation and padding of the
     /// file are ignored. `add_bos_token` of a `tokenizer_config.json` beside it is honoured.
-    /// With `num_threads` of 1 or less everything runs on the caller's thread.
     ///
     /// # Errors
-    /// [`TokenizerError::Read`], [`TokenizerError::Parse`], [`TokenizerError::Threads`].
-    pub fn from_path(path: &Path, num_threads: usize) -> Result<Self, TokenizerError> {
+    /// [`TokenizerError::Read`], [`TokenizerError::Parse`], [`TokenizerError::Threads`], and
+    /// [`TokenizerError::NotFast`] if the options demand the fast encoder for a file it does not know.
+    pub fn load(path: &Path, options: &TokenizerOptions) -> Result<Self, TokenizerError> {
         let path = if path.is_dir() {
             path.join("tokenizer.json")
         } else {
             path.to_path_buf()
         };
-        let json = read_json(&path)?;
-        let hf = build(&json, &path)?;
+        let json = load::read_json(&path)?;
+        let hf = load::build(&json, &path)?;
         let table = Arc::new(TokenTable::build(&hf, &path)?);
-        let bos = bos_token(&hf, &path.with_file_name("tokenizer_config.json"))?;
-        let pool = if num_threads > 1 {
-            let pool = rayon::ThreadPoolBuilder::new()
-                .num_threads(num_threads)
-                .thread_name(|index| format!("tokenizer-{index}"))
-                .build()
-                .map_err(|error| TokenizerError::Threads {
-                    threads: num_threads,
-                    reason: error.to_string(),
-                })?;
-            Some(pool)
-        } else {
-            None
+        let bos = load::bos_token(&hf, &path.with_file_name("tokenizer_config.json"))?;
+        let fast = match options.backend {
+            Backend::HuggingFace => Err("the reference was asked for".to_owned()),
+            Backend::Auto | Backend::Fast => {
+                let added = hf.get_added_vocabulary().get_vocab();
+                FastEncoder::read(&json, &|content| added.get(content).copied())
+            }
         };
+        if let (Backend::Fast, Err(reason)) = (options.backend, &fast) {
+            return Err(TokenizerError::NotFast {
+                path,
+                reason: reason.clone(),
+            });
+        }
         Ok(Self {
-            is_cuttable: split::is_cuttable(&json),
-            path,
-            hf,
-            plain: OnceLock::new(),
+            reference: Reference::new(hf, &json),
+            fast,
+            cache: MessageCache::new(options.cache_bytes),
             table,
-            pool,
+            threads: Threads::start(options.num_threads)?,
             bos,
+            path,
         })
+    }
+
+    /// [`Tokenizer::load`] with this many threads and all else by default.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::load`].
+    pub fn from_path(path: &Path, num_threads: usize) -> Result<Self, TokenizerError> {
+        Self::load(path, &TokenizerOptions::default().with_threads(num_threads))
+    }
+
+    /// The encoder in use; never [`Backend::Auto`].
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        match self.fast {
+            Ok(_) => Backend::Fast,
+            Err(_) => Backend::HuggingFace,
+        }
+    }
+
+    /// Why the fast encoder is not in use.
+    #[must_use]
+    pub fn fallback_reason(&self) -> Option<&str> {
+        self.fast.as_ref().err().map(String::as_str)
+    }
+
+    /// What the cache of encoded messages holds and did.
+    #[must_use]
+    pub fn cache_stats(&self) -> CacheStats {
+        self.cache.stats()
     }
 
     /// Encodes one text. `add_special` puts before and after it what the tokenizer's post-processor
@@ -101,48 +126,20 @@ impl Tokenizer {
         texts: &[S],
         add_special: bool,
     ) -> Result<Vec<Vec<u32>>, TokenizerError> {
-        let adds_around = add_special && self.adds_around();
-        let parts: Vec<(usize, &str)> = texts
-            .iter()
-            .enumerate()
-            .flat_map(|(index, text)| {
-                let text = text.as_ref();
-                let parts = if self.pool.is_some()
-                    && self.is_cuttable
-                    && !adds_around
-                    && text.len() > PARALLEL_TEXT_BYTES
-                {
-                    split::cut(text, PART_BYTES)
-                } else {
-                    vec![text]
-                };
-                parts.into_iter().map(move |part| (index, part))
-            })
-            .collect();
-        let total_bytes: usize = parts.iter().map(|(_, part)| part.len()).sum();
-        let encoded: Vec<Vec<u32>> = match &self.pool {
-            Some(pool) if parts.len() > 1 && total_bytes >= MIN_PARALLEL_BATCH_BYTES => pool
-                .install(|| {
-                    parts
-                        .par_iter()
-                        .with_max_len(1)
-                        .map(|(_, part)| encode_with(&self.hf, part, adds_around))
-                        .collect::<Result<_, _>>()
-                })?,
-            _ => parts
-                .iter()
-                .map(|(_, part)| encode_with(&self.hf, part, adds_around))
-                .collect::<Result<_, _>>()?,
+        let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
+        let adds_around = add_special && self.reference.adds_around;
+        let mut batch = match &self.fast {
+            Ok(fast) if !adds_around => {
+                let parts: Vec<Vec<Part<'_>>> = texts.iter().map(|text| fast.parts(text)).collect();
+                self.part_encoder(fast).encode(&parts)
+            }
+            _ => self
+                .reference
+                .encode_batch(&texts, add_special, &self.threads)?,
         };
-        let mut batch: Vec<Vec<u32>> = texts
-            .iter()
-            .map(|_| self.bos.filter(|_| add_special).into_iter().collect())
-            .collect();
-        for ((index, _), ids) in parts.iter().zip(encoded) {
-            if batch[*index].is_empty() {
-                batch[*index] = ids;
-            } else {
-                batch[*index].extend(ids);
+        if let Some(bos) = self.bos.filter(|_| add_special) {
+            for ids in &mut batch {
+                ids.insert(0, bos);
             }
         }
         Ok(batch)
@@ -160,8 +157,29 @@ impl Tokenizer {
         prompt: &str,
         special: &[Range<usize>],
     ) -> Result<Vec<u32>, TokenizerError> {
-        let plain = self.plain()?;
-        let mut ids = Vec::new();
+        let parts = self.rendered_parts(prompt, special)?;
+        let Ok(fast) = &self.fast else {
+            let mut ids = Vec::new();
+            for part in parts {
+                match part {
+                    Part::Added(id) => ids.push(id),
+                    Part::Plain(text) => {
+                        ids.extend(self.reference.encode_plain(text, &self.path)?);
+                    }
+                }
+            }
+            return Ok(ids);
+        };
+        let mut batch = self.part_encoder(fast).encode(&[parts]);
+        Ok(batch.pop().unwrap_or_default())
+    }
+
+    fn rendered_parts<'a>(
+        &self,
+        prompt: &'a str,
+        special: &[Range<usize>],
+    ) -> Result<Vec<Part<'a>>, TokenizerError> {
+        let mut parts = Vec::with_capacity(special.len() * 2 + 1);
         let mut plain_from = 0;
         let mut last_end = 0;
         for range in special {
@@ -175,13 +193,21 @@ impl Tokenizer {
             let token = prompt.get(range.clone()).ok_or_else(bad_range)?;
             last_end = range.end;
             if let Some(id) = self.added_token_to_id(token) {
-                ids.extend(encode_with(plain, &prompt[plain_from..range.start], false)?);
-                ids.push(id);
+                parts.push(Part::Plain(&prompt[plain_from..range.start]));
+                parts.push(Part::Added(id));
                 plain_from = range.end;
             }
         }
-        ids.extend(encode_with(plain, &prompt[plain_from..], false)?);
-        Ok(ids)
+        parts.push(Part::Plain(&prompt[plain_from..]));
+        Ok(parts)
+    }
+
+    fn part_encoder<'a>(&'a self, fast: &'a FastEncoder) -> PartEncoder<'a> {
+        PartEncoder {
+            fast,
+            cache: &self.cache,
+            threads: &self.threads,
+        }
     }
 
     /// Decodes all `ids` at once, see [`TokenTable::decode`].
@@ -199,93 +225,17 @@ impl Tokenizer {
     /// The id of a token by its spelling in the file (byte-level for vocabulary entries).
     #[must_use]
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
-        self.hf.token_to_id(token)
+        self.reference.hf().token_to_id(token)
     }
 
     /// The id of an added token by its spelling.
     #[must_use]
     pub fn added_token_to_id(&self, token: &str) -> Option<u32> {
-        self.hf
+        self.reference
+            .hf()
             .get_added_vocabulary()
             .get_vocab()
             .get(token)
             .copied()
     }
-
-    fn adds_around(&self) -> bool {
-        use tokenizers::PostProcessor;
-        self.hf
-            .get_post_processor()
-            .is_some_and(|processor| processor.added_tokens(false) > 0)
-    }
-
-    fn plain(&self) -> Result<&tokenizers::Tokenizer, TokenizerError> {
-        if let Some(plain) = self.plain.get() {
-            return Ok(plain);
-        }
-        let mut json = read_json(&self.path)?;
-        json["added_tokens"] = Value::Array(Vec::new());
-        json["post_processor"] = Value::Null;
-        let built = build(&json, &self.path)?;
-        Ok(self.plain.get_or_init(|| built))
-    }
-}
-
-fn encode_with(
-    hf: &tokenizers::Tokenizer,
-    text: &str,
-    add_special: bool,
-) -> Result<Vec<u32>, TokenizerError> {
-    if text.is_empty() && !add_special {
-        return Ok(Vec::new());
-    }
-    hf.encode_fast(text, add_special)
-        .map(|encoding| encoding.get_ids().to_vec())
-        .map_err(|error| TokenizerError::Encode {
-            bytes: text.len(),
-            reason: error.to_string(),
-        })
-}
-
-fn read_json(path: &Path) -> Result<Value, TokenizerError> {
-    let bytes = std::fs::read(path).map_err(|source| TokenizerError::Read {
-        path: path.to_path_buf(),
-        source,
-    })?;
-    serde_json::from_slice(&bytes).map_err(|error| TokenizerError::Parse {
-        path: path.to_path_buf(),
-        reason: error.to_string(),
-    })
-}
-
-fn build(json: &Value, path: &Path) -> Result<tokenizers::Tokenizer, TokenizerError> {
-    let parse_error = |reason: String| TokenizerError::Parse {
-        path: path.to_path_buf(),
-        reason,
-    };
-    let bytes = serde_json::to_vec(json).map_err(|error| parse_error(error.to_string()))?;
-    let mut hf =
-        tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| parse_error(error.to_string()))?;
-    hf.with_truncation(None)
-        .map_err(|error| parse_error(error.to_string()))?;
-    hf.with_padding(None);
-    Ok(hf)
-}
-
-/// The beginning-of-sequence id, if the configuration beside the tokenizer asks to add it.
-fn bos_token(hf: &tokenizers::Tokenizer, path: &Path) -> Result<Option<u32>, TokenizerError> {
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let config = read_json(path)?;
-    if config["add_bos_token"] != true {
-        return Ok(None);
-    }
-    let token = &config["bos_token"];
-    let spelling = token.as_str().or_else(|| token["content"].as_str());
-    let id = spelling.and_then(|spelling| hf.token_to_id(spelling));
-    id.map(Some).ok_or_else(|| TokenizerError::Parse {
-        path: path.to_path_buf(),
-        reason: "add_bos_token is true, but bos_token names no token".to_owned(),
-    })
 }

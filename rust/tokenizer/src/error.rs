@@ -22,6 +22,14 @@ pub enum TokenizerError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The fast encoder was demanded for a file that it does not know.
+    #[error("{path} cannot be encoded by the fast encoder: {reason}")]
+    NotFast {
+        /// The file.
+        path: PathBuf,
+        /// What about it is unknown.
+        reason: String,
+    },
     /// The threads of the encoder could not be started.
     #[error("cannot start {threads} tokenizer threads: {reason}")]
     Threads {

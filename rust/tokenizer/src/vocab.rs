@@ -2,6 +2,7 @@
 
 use crate::error::TokenizerError;
 use std::path::Path;
+use std::sync::LazyLock;
 use tokenizers::DecoderWrapper;
 
 /// Ids from here on are taken for a damaged file rather than a vocabulary.
@@ -33,11 +34,10 @@ impl TokenTable {
         if !matches!(hf.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
             return Err(bad("its decoder is not ByteLevel".to_owned()));
         }
-        let byte_of_char = byte_of_char();
         let mut spellings: Vec<(u32, Vec<u8>, bool)> = hf
             .get_vocab(false)
             .into_iter()
-            .map(|(token, id)| (id, byte_level_bytes(&token, &byte_of_char), false))
+            .map(|(token, id)| (id, token_bytes(&token), false))
             .collect();
         for (id, token) in hf.get_added_tokens_decoder() {
             spellings.push((id, token.content.into_bytes(), token.special));
@@ -121,6 +121,12 @@ impl TokenTable {
 
 fn to_u32(value: usize) -> Option<u32> {
     u32::try_from(value).ok()
+}
+
+/// The bytes that a vocabulary entry of a byte-level tokenizer stands for.
+pub(crate) fn token_bytes(token: &str) -> Vec<u8> {
+    static BYTE_OF_CHAR: LazyLock<[Option<u8>; 324]> = LazyLock::new(byte_of_char);
+    byte_level_bytes(token, &BYTE_OF_CHAR)
 }
 
 /// The inverse of GPT-2's byte-to-character table, by code point (all below 324).

@@ -4,6 +4,7 @@
 
 use dsserve_tokenizer::Tokenizer;
 use serde_json::{json, Map, Value};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -36,8 +37,25 @@ const MERGED_TEXTS: [&[u8]; 12] = [
     b"\xf0\x9f\x91",
 ];
 
+/// How many merges are learned.
+const NUM_TRAINED: usize = 500;
+
+/// What trained merges are learned from.
+pub const CORPUS: &str = "the quick brown fox jumps over the lazy dog and the other dogs, then it rests. \
+    There is nothing in this thing that the others think of; aaaaaaaaaaaa bbbbbbb abababab aabb abaab \
+    def encode(self, text: str) -> list[int]:\n    return [self.table[c] for c in text]\n\n\n\
+    \t\tif (x == 10) { y += 100; } // 1000 2000 1234567890 ====== ------ ...... !!!! ((((  )))) \
+    你好，世界。今天天气很好，我们去公园。世界世界你好你好 こんにちは カタカナ 한국어 \
+    👩\u{200d}👩\u{200d}👧 👨\u{200d}👩 😀😀😀 e\u{301}e\u{301} été à la mode façade naïve \
+    Привет, мир! Привет мир мир שלום العربية हिन्दी ไทย '' '' it's we'll I'd they've \
+    camelCaseName snake_case_name kebab-case-name foo.bar.baz() http://example.com/path?x=1&y=2 ";
+
 pub struct Spec {
     pub pre_tokenizer: &'static str,
+    /// Pattern of the first split step of [`DEEPSEEK`].
+    pub digits: &'static str,
+    /// Learn merges from [`CORPUS`] instead of taking [`MERGED_TEXTS`].
+    pub is_trained: bool,
     pub add_bos: bool,
     pub decoder: Value,
 }
@@ -46,6 +64,8 @@ impl Default for Spec {
     fn default() -> Self {
         Self {
             pre_tokenizer: DEEPSEEK,
+            digits: r"\p{N}",
+            is_trained: false,
             add_bos: false,
             decoder: byte_level(true),
         }
@@ -91,14 +111,17 @@ fn tokenizer_json(spec: &Spec) -> Value {
         vocab.insert(spell(&[byte]), json!(vocab.len()));
     }
     let mut merges = Vec::new();
-    for text in MERGED_TEXTS {
-        // Merged byte by byte from the left, so that every beginning is a token, too.
-        for end in 2..=text.len() {
-            let token = spell(&text[..end]);
-            if !vocab.contains_key(&token) {
-                vocab.insert(token, json!(vocab.len()));
-                merges.push(json!([spell(&text[..end - 1]), spell(&text[end - 1..end])]));
-            }
+    let pairs = if spec.is_trained {
+        trained_pairs()
+    } else {
+        listed_pairs()
+    };
+    for (left, right) in pairs {
+        let (left, right) = (spell(&left), spell(&right));
+        let token = format!("{left}{right}");
+        if !vocab.contains_key(&token) {
+            vocab.insert(token, json!(vocab.len()));
+            merges.push(json!([left, right]));
         }
     }
     let added: Vec<Value> = specials
@@ -124,7 +147,7 @@ fn tokenizer_json(spec: &Spec) -> Value {
         byte_level(true)
     } else {
         json!({"type": "Sequence", "pretokenizers": [
-            split(r"\p{N}"),
+            split(spec.digits),
             split("[一-龥\u{3040}-ゟ゠-ヿ]+"),
             split(concat!(
                 r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|"##,
@@ -144,6 +167,57 @@ fn tokenizer_json(spec: &Spec) -> Value {
                   "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
                   "vocab": vocab, "merges": merges},
     })
+}
+
+/// The texts merged byte by byte from the left, so that every beginning is a token, too.
+fn listed_pairs() -> Vec<(Vec<u8>, Vec<u8>)> {
+    MERGED_TEXTS
+        .iter()
+        .flat_map(|text| {
+            (1..text.len()).map(|end| (text[..end].to_vec(), text[end..=end].to_vec()))
+        })
+        .collect()
+}
+
+/// Byte-pair training: the most frequent pair of the corpus, again and again.
+fn trained_pairs() -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut words: Vec<Vec<Vec<u8>>> = CORPUS
+        .split_inclusive(' ')
+        .map(|word| word.bytes().map(|byte| vec![byte]).collect())
+        .collect();
+    let mut pairs = Vec::new();
+    while pairs.len() < NUM_TRAINED {
+        let mut counts: BTreeMap<(&[u8], &[u8]), usize> = BTreeMap::new();
+        for word in &words {
+            for pair in word.windows(2) {
+                *counts.entry((&pair[0], &pair[1])).or_default() += 1;
+            }
+        }
+        let Some((best, _)) = counts
+            .into_iter()
+            .filter(|(pair, _)| {
+                !pairs.iter().any(|(left, right): &(Vec<u8>, Vec<u8>)| {
+                    [left.as_slice(), right].concat() == [pair.0, pair.1].concat()
+                })
+            })
+            .max_by_key(|&(pair, count)| (count, std::cmp::Reverse(pair)))
+        else {
+            break;
+        };
+        let best = (best.0.to_vec(), best.1.to_vec());
+        for word in &mut words {
+            let mut at = 0;
+            while at + 1 < word.len() {
+                if word[at] == best.0 && word[at + 1] == best.1 {
+                    let right = word.remove(at + 1);
+                    word[at].extend(right);
+                }
+                at += 1;
+            }
+        }
+        pairs.push(best);
+    }
+    pairs
 }
 
 /// The spelling of bytes in GPT-2's alphabet.

@@ -1,0 +1,36 @@
+//! Hashes for tables inside the process; not for data that is kept, and not keyed.
+
+const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Spreads the bits of a number over all 64.
+pub(crate) fn mix(value: u64) -> u64 {
+    let product = u128::from(value ^ MULTIPLIER) * u128::from(MULTIPLIER);
+    fold(product)
+}
+
+/// The hash of a byte string, eight bytes at a time.
+pub(crate) fn hash_bytes(seed: u64, bytes: &[u8]) -> u64 {
+    let mut state = seed ^ bytes.len() as u64;
+    let mut chunks = bytes.chunks_exact(8);
+    for chunk in &mut chunks {
+        let word = u64::from_le_bytes([
+            chunk[0], chunk[1], chunk[2], chunk[3], chunk[4], chunk[5], chunk[6], chunk[7],
+        ]);
+        state = mix(state ^ word);
+    }
+    let rest = chunks.remainder();
+    if rest.is_empty() {
+        return state;
+    }
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    mix(state ^ u64::from_le_bytes(last))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "both halves of the product are used"
+)]
+fn fold(product: u128) -> u64 {
+    product as u64 ^ (product >> 64) as u64
+}

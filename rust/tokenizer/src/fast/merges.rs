@@ -1,0 +1,269 @@
+//! The merge rules: which token is made of which two, and which tokens may stand side by side.
+//!
+//! Inside, a token is numbered by its rank: 0 to 255 are the bytes, 256 + k is what merge k makes.
+//! A smaller number was made earlier, which is all that byte-pair encoding decides by.
+
+use super::hash::mix;
+use crate::vocab::token_bytes;
+use serde_json::Value;
+use std::collections::HashMap;
+
+pub(crate) const NUM_BYTES: u32 = 256;
+const FREE: u64 = u64::MAX;
+
+/// The merges of a vocabulary in which every token but the bytes comes from exactly one merge of
+/// earlier tokens, as training leaves it.
+pub(crate) struct Merges {
+    /// The two tokens a token is made of; a byte is made of itself.
+    halves: Vec<(u32, u32)>,
+    /// What the vocabulary calls a token.
+    ids: Vec<u32>,
+    bytes: Vec<u8>,
+    /// `bytes[ends[t - 1]..ends[t]]` belongs to token `t`.
+    ends: Vec<u32>,
+    pairs: PairTable,
+    /// Whether a token is the left, and the right half of some merge.
+    is_left: Vec<bool>,
+    is_right: Vec<bool>,
+}
+
+impl Merges {
+    /// Reads the `model` of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// What about it is not as this encoder needs it.
+    pub(crate) fn read(model: &Value) -> Result<Self, String> {
+        check_options(model)?;
+        let vocabulary = model["vocab"].as_object().ok_or("it has no vocabulary")?;
+        let rules = model["merges"].as_array().ok_or("it has no merges")?;
+        let mut merges = Self::of_bytes(vocabulary)?;
+        merges.pairs = PairTable::with_capacity(rules.len());
+        let mut rank_of: HashMap<String, u32> = HashMap::with_capacity(rules.len() + 256);
+        for (spelling, &id) in byte_spellings().iter().zip(&merges.ids) {
+            debug_assert!(vocabulary[spelling].as_u64() == Some(u64::from(id)));
+            rank_of.insert(spelling.clone(), id_rank(rank_of.len()));
+        }
+        for (index, rule) in rules.iter().enumerate() {
+            let (left, right) = pair_of(rule).ok_or_else(|| format!("merge {index} is no pair"))?;
+            let part = |part: &str| {
+                rank_of
+                    .get(part)
+                    .copied()
+                    .ok_or_else(|| format!("merge {index} uses {part:?} before it is made"))
+            };
+            let (left_rank, right_rank) = (part(left)?, part(right)?);
+            let made = format!("{left}{right}");
+            let id = vocabulary
+                .get(&made)
+                .and_then(to_id)
+                .ok_or_else(|| format!("merge {index} makes {made:?}, which has no id"))?;
+            let rank = id_rank(merges.ids.len());
+            if rank_of.insert(made, rank).is_some() {
+                return Err(format!("merge {index} makes a token a second time"));
+            }
+            merges.add(left_rank, right_rank, id)?;
+        }
+        Ok(merges)
+    }
+
+    fn of_bytes(vocabulary: &serde_json::Map<String, Value>) -> Result<Self, String> {
+        let mut ids = Vec::new();
+        for (byte, spelling) in byte_spellings().iter().enumerate() {
+            let id = vocabulary.get(spelling).and_then(to_id);
+            ids.push(id.ok_or_else(|| format!("byte {byte} has no token"))?);
+        }
+        Ok(Self {
+            halves: (0..NUM_BYTES).map(|byte| (byte, byte)).collect(),
+            ids,
+            bytes: (0..=255).collect(),
+            ends: (1..=NUM_BYTES).collect(),
+            pairs: PairTable::with_capacity(0),
+            is_left: vec![false; NUM_BYTES as usize],
+            is_right: vec![false; NUM_BYTES as usize],
+        })
+    }
+
+    fn add(&mut self, left: u32, right: u32, id: u32) -> Result<(), String> {
+        let rank = id_rank(self.ids.len());
+        for half in [left, right] {
+            let (start, end) = self.span(half);
+            self.bytes.extend_from_within(start..end);
+        }
+        let end = u32::try_from(self.bytes.len()).map_err(|_| "its tokens are too long")?;
+        self.ends.push(end);
+        self.halves.push((left, right));
+        self.ids.push(id);
+        self.is_left.push(false);
+        self.is_right.push(false);
+        self.is_left[left as usize] = true;
+        self.is_right[right as usize] = true;
+        self.pairs.insert(left, right, rank);
+        Ok(())
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        id_rank(self.ids.len())
+    }
+
+    pub(crate) fn id(&self, token: u32) -> u32 {
+        self.ids[token as usize]
+    }
+
+    pub(crate) fn bytes(&self, token: u32) -> &[u8] {
+        let (start, end) = self.span(token);
+        &self.bytes[start..end]
+    }
+
+    fn span(&self, token: u32) -> (usize, usize) {
+        let start = match token {
+            0 => 0,
+            _ => self.ends[token as usize - 1],
+        };
+        (start as usize, self.ends[token as usize] as usize)
+    }
+
+    /// Whether the encoding of a token's bytes is that token; some cannot come out of any text.
+    pub(crate) fn is_reachable(&self, token: u32, is_reachable: &[bool]) -> bool {
+        let (left, right) = self.halves[token as usize];
+        token < NUM_BYTES
+            || (is_reachable[left as usize]
+                && is_reachable[right as usize]
+                && self.stays_apart(left, right, token))
+    }
+
+    /// Whether the encoding of the bytes of both tokens together is these two tokens.
+    pub(crate) fn may_follow(&self, left: u32, right: u32) -> bool {
+        self.stays_apart(left, right, u32::MAX)
+    }
+
+    /// Whether no merge before `end` joins the end of `left` with the beginning of `right`.
+    ///
+    /// Takes both tokens apart in the reverse order of their making; between two such moments the
+    /// tokens at the seam are fixed, and would be merged if a rule for them came due then.
+    fn stays_apart(&self, mut left: u32, mut right: u32, end: u32) -> bool {
+        // Rules from here on come too late: one of the two is part of something else by then.
+        let mut limit = end;
+        loop {
+            if self.is_left[left as usize]
+                && self.is_right[right as usize]
+                && self.pairs.get(left, right).is_some_and(|made| made < limit)
+            {
+                return false;
+            }
+            // The later one is undone first. Equal ones were made left to right.
+            if left > right {
+                if left < NUM_BYTES {
+                    return true;
+                }
+                limit = left;
+                left = self.halves[left as usize].1;
+            } else {
+                if right < NUM_BYTES {
+                    return true;
+                }
+                // A rule that made both this token and one at the seam works at the seam first.
+                limit = right + 1;
+                right = self.halves[right as usize].0;
+            }
+        }
+    }
+}
+
+fn check_options(model: &Value) -> Result<(), String> {
+    let is_bpe = model["type"] == "BPE" || (model["type"].is_null() && model["merges"].is_array());
+    if !is_bpe {
+        return Err(format!("its model is {}, not BPE", model["type"]));
+    }
+    let is_unset = |value: &Value| value.is_null() || *value == false || *value == "";
+    for option in [
+        "dropout",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "byte_fallback",
+        "ignore_merges",
+    ] {
+        if !is_unset(&model[option]) {
+            return Err(format!("its model has {option} {}", model[option]));
+        }
+    }
+    Ok(())
+}
+
+/// The spelling of every byte in GPT-2's alphabet.
+fn byte_spellings() -> [String; 256] {
+    let mut spellings = std::array::from_fn(|_| String::new());
+    for c in (0..324).filter_map(char::from_u32) {
+        let spelling = c.to_string();
+        if let [byte] = token_bytes(&spelling)[..] {
+            // A character below 128 that is not in the alphabet stands for itself; the alphabet
+            // comes after those it replaces.
+            spellings[usize::from(byte)] = spelling;
+        }
+    }
+    spellings
+}
+
+fn pair_of(rule: &Value) -> Option<(&str, &str)> {
+    match rule {
+        Value::String(text) => text.split_once(' '),
+        Value::Array(parts) => match &parts[..] {
+            [left, right] => Some((left.as_str()?, right.as_str()?)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn to_id(value: &Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+fn id_rank(len: usize) -> u32 {
+    u32::try_from(len).expect("vocabularies have fewer than 2^32 entries")
+}
+
+/// (left, right) to what their merge makes: open addressing, half empty.
+struct PairTable {
+    keys: Vec<u64>,
+    made: Vec<u32>,
+}
+
+impl PairTable {
+    fn with_capacity(len: usize) -> Self {
+        let slots = (len * 2).next_power_of_two().max(2);
+        Self {
+            keys: vec![FREE; slots],
+            made: vec![0; slots],
+        }
+    }
+
+    fn insert(&mut self, left: u32, right: u32, made: u32) {
+        let slot = self.slot(left, right);
+        self.keys[slot] = key(left, right);
+        self.made[slot] = made;
+    }
+
+    fn get(&self, left: u32, right: u32) -> Option<u32> {
+        let slot = self.slot(left, right);
+        (self.keys[slot] != FREE).then(|| self.made[slot])
+    }
+
+    /// Where the pair is, or would be.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "only the low bits of the hash choose a slot"
+    )]
+    fn slot(&self, left: u32, right: u32) -> usize {
+        let key = key(left, right);
+        let mask = self.keys.len() - 1;
+        let mut slot = mix(key) as usize & mask;
+        while self.keys[slot] != key && self.keys[slot] != FREE {
+            slot = (slot + 1) & mask;
+        }
+        slot
+    }
+}
+
+fn key(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
+}
