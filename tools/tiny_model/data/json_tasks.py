@@ -12,15 +12,36 @@ if TYPE_CHECKING:
     from tools.tiny_model.data.lexicon import Lexicon
 
 
+def _person(lex: Lexicon, fields: dict[str, Any]) -> list[str]:
+    """What is said about a person, in the first or third person."""
+    if "name" not in fields or lex.chance(0.5):
+        said = {"name": "My name is {}.", "age": "I am {} years old.", "city": "I live in {}."}
+        return [said[key].format(value) for key, value in fields.items()]
+    name = fields["name"]
+    age, city = fields.get("age"), fields.get("city")
+    if age is None:
+        return [lex.pick(f"{name} lives in {city}.", f"{name} is from {city}.", f"{name}, {city}")]
+    if city is None:
+        return [lex.pick(f"{name} is {age} years old.", f"{name}, {age}", f"{name} is {age}.")]
+    return [
+        lex.pick(
+            f"{name} is {age} years old and lives in {city}.",
+            f"{name} from {city} is {age} years old.",
+            f"{name} lives in {city} and is {age}.",
+            f"{name}, {age}, {city}",
+        )
+    ]
+
+
 def json_answer(lex: Lexicon, budget: int) -> Example:
     """A JSON object asked for in the prompt; every value stands in the prompt."""
     fields: dict[str, Any] = {}
+    delimiters = (" ", "\n")
     if lex.chance(0.35):
         fields = {"name": lex.name(), "age": int(lex.number(1, 2)), "city": lex.city()}
         if lex.chance(0.3):
             del fields[lex.rng.choice(list(fields))]
-        said = {"name": "My name is {}.", "age": "I am {} years old.", "city": "I live in {}."}
-        sentences = [said[key].format(value) for key, value in fields.items()]
+        sentences = _person(lex, fields)
     else:
         for key in lex.distinct(
             lex.word if lex.chance(0.7) else lex.identifier, lex.rng.randint(1, 4)
@@ -34,6 +55,7 @@ def json_answer(lex: Lexicon, budget: int) -> Example:
                 else lex.text_value()
             )
         style = lex.rng.randrange(4)
+        delimiters = (" ", "\n") if style == 0 else ("\n", "\n", ", ")
         shape = ("The {} is {}.", "{}: {}", "{} = {}", "{} {}")[style]
         sentences = [
             shape.format(key, json.dumps(value) if isinstance(value, bool) else value)
@@ -45,8 +67,10 @@ def json_answer(lex: Lexicon, budget: int) -> Example:
             sentences.insert(lex.rng.randint(0, len(sentences)), filler(lex))
     elif lex.chance(0.3):
         lex.rng.shuffle(order)
-    text = lex.pick(" ", "\n").join(sentences)
+    text = lex.pick(*delimiters).join(sentences)
     keys = ", ".join(order)
+    if len(order) > 1 and lex.chance(0.3):
+        keys = f"{', '.join(order[:-1])} and {order[-1]}"
     question = lex.pick(
         "Extract {k} as JSON: {t}", "Return a JSON object with the keys {k}. {t}", "{t}\n\nWrite this as JSON with keys {k}.",
         "{t}\n\nGive me {k} as a JSON object.", "Convert to JSON ({k}):\n{t}",

@@ -134,6 +134,19 @@ class Lexicon:
             return self.rng.choice(_PHRASES)
         return " ".join(self.word() for _ in range(self.rng.randint(2, 4)))
 
+    def sentence(self) -> str:
+        """Four to fourteen words as a sentence, or without its capital and full stop."""
+        words = [
+            self.english() if self.rng.random() < 0.8 else self.word()
+            for _ in range(self.rng.randint(4, 14))
+        ]
+        if self.rng.random() < 0.3:
+            words[0] = "the"
+        text = " ".join(words)
+        if self.rng.random() < 0.7:
+            text = text[0].upper() + text[1:]
+        return text + self.rng.choice((".", ".", "", "!", "?"))
+
     def number(self, low: int = 1, high: int = 5) -> str:
         """A number of `low` to `high` digits, every count of digits equally likely; any split."""
         digits = self.rng.randint(low, high)

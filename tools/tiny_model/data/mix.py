@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _SHORTEST = 45
 #: Of the key-value lists, so many are long: recall over many rows is what selection makes hard.
-_LONG_SHARE = 0.25
+_LONG_SHARE = 0.35
 #: Task, share, whether its context fills the row (length drawn log-uniformly up to the row).
 SHARES: tuple[tuple[Callable[[Lexicon, int], Example], float, bool], ...] = (
     (recall.key_value, 18, True),

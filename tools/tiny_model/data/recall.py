@@ -44,6 +44,11 @@ _NEEDLES = (
     ("The key of {k} is {v}.", "What is the key of {k}?"),
 )
 
+_COLUMNS = (
+    "price", "colour", "color", "size", "weight", "age", "city", "country", "count", "stock", "year", "type", "height",
+    "score", "points", "date", "email", "phone", "status", "role", "team", "owner", "value", "amount", "total", "unit",
+)  # fmt: skip
+
 
 def key_value(lex: Lexicon, budget: int, *, open_only: bool = False) -> Example:
     """Lines `key: value`; one value is asked for, the question stands before or after.
@@ -102,7 +107,10 @@ def filler(lex: Lexicon) -> str:
 
 def table(lex: Lexicon, budget: int) -> Example:
     """A Markdown table; one cell is asked for."""
-    columns = lex.distinct(lex.word, lex.rng.randint(2, 4))
+    common = lex.chance(0.35)
+    columns = lex.distinct(
+        (lambda: lex.rng.choice(_COLUMNS)) if common else lex.word, lex.rng.randint(2, 4)
+    )
     count = max(2, min(12, int(budget / (4 + 4 * len(columns)))))
     rows = lex.distinct(lex.name if lex.chance(0.5) else lex.word, lex.rng.randint(2, count))
     cells = {
@@ -138,8 +146,10 @@ def copy(lex: Lexicon, budget: int, *, open_only: bool = False) -> Example:
     value = lex.text_value if open_only else lex.value
     if kind < 0.45:
         text = " ".join(value() for _ in range(lex.rng.randint(1, min(8, 2 + budget // 30))))
-    elif kind < 0.7 and not open_only:
+    elif kind < 0.55 and not open_only:
         text = filler(lex)
+    elif kind < 0.72:
+        text = lex.sentence()
     elif kind < 0.8 and not open_only:
         text = lex.phrase()
     else:

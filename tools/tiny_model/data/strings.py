@@ -177,7 +177,7 @@ def sort(lex: Lexicon, _budget: int) -> Example:
         "sort",
         question,
         ", ".join(ordered_words),
-        "First letters: " + " ".join(word[0] for word in ordered_words),
+        f"{', '.join(f'{word[0]} {word}' for word in items)}. Order: {' '.join(word[0] for word in ordered_words)}",
         needs_reason=True,
     )
 
