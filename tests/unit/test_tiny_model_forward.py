@@ -220,7 +220,7 @@ def test_accept_length_counts_whole_answers(tmp_path: Path) -> None:
         groups = build_groups(config, draft=draft)
         save_masters(tmp_path, "draft" if draft else "target", init_masters(groups, config, seed=1))
     sample = Renderer(TOKENIZER).sample(ask("t", "Say this", "this and that"), Random(1))
-    tokens, rounds = AcceptanceMeter(tmp_path).rounds(sample)
+    tokens, rounds = AcceptanceMeter.of_masters(tmp_path).rounds(sample)
     # The first token of the answer is the first anchor; random drafts are hardly ever right.
     assert tokens == len(sample.ids) - sample.prompt_len - 1
     assert tokens / 6 <= rounds <= tokens

@@ -1,6 +1,6 @@
 """Accept length of the DSpark head on held-out examples: greedy rounds along the reference answer, on the CPU.
 
-python -m tools.tiny_model.acceptance --masters DIR [--count 8] [--tasks NAME ..]
+python -m tools.tiny_model.acceptance --masters DIR | --checkpoint DIR [--count 8] [--tasks NAME ..]
 """
 
 from __future__ import annotations
@@ -18,25 +18,41 @@ from tools.tiny_model.config import engram_constants, model_config
 from tools.tiny_model.data.mix import EVALUATION
 from tools.tiny_model.draft import Draft
 from tools.tiny_model.model import Batch, Mode, Target
-from tools.tiny_model.params import Weights, build_groups, cook
+from tools.tiny_model.params import Weights, build_groups, cook, masters_from_checkpoint
 from tools.tiny_model.render import Renderer
 from tools.tiny_model.scoring import held_out_samples
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from dsserve.config.model import ModelConfig, load_model_config
+from dsserve.models.deepseek_v4.weights import load_checkpoint
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tools.tiny_model.params import Group
     from tools.tiny_model.render import Sample
+    from torch import Tensor
+
+    Masters = dict[str, Tensor]
 
 TOKENIZER = Path(__file__).with_name("tokenizer.json")
+#: Rows that are measured: those with short prompts.
+TASKS = tuple(name for name in EVALUATION if not name.endswith("K"))
 _SEED = 11
 
 
 class AcceptanceMeter:
     """Target and draft head in float32 with the roundings of weights, activations and cache rows."""
 
-    def __init__(self, masters: Path) -> None:
-        tokenizer = Tokenizer.from_file(str(TOKENIZER))
-        config = model_config(tokenizer)
+    def __init__(
+        self, config: ModelConfig, tokenizer: Tokenizer, masters: Callable[[bool], Masters]
+    ) -> None:
+        """Build both.
+
+        Args:
+            config: The model.
+            tokenizer: Its tokenizer.
+            masters: Gives the masters of the target (False) or of the draft head (True).
+        """
         self._width = config.sliding_window
         self._gamma = config.dspark_block_size
         self._target = Target(
@@ -44,15 +60,35 @@ class AcceptanceMeter:
         )
         self._draft = Draft(config, self._target.window_table)
         self._weights, self._draft_weights = (
-            self._load(masters, draft=draft) for draft in (False, True)
+            self._cooked(build_groups(config, draft=draft), masters(draft))
+            for draft in (False, True)
         )
 
-    def _load(self, folder: Path, *, draft: bool) -> Weights:
-        groups = build_groups(self._target.config, draft=draft)
-        masters = load_masters(folder, "draft" if draft else "target")
-        return Weights(
-            groups, {g.key: cook(g, masters[g.key]) for g in groups}, lambda tensor: tensor.float()
+    @classmethod
+    def of_masters(cls, folder: Path) -> AcceptanceMeter:
+        """What the trainer saved."""
+        tokenizer = Tokenizer.from_file(str(TOKENIZER))
+        return cls(
+            model_config(tokenizer),
+            tokenizer,
+            lambda draft: load_masters(folder, "draft" if draft else "target"),
         )
+
+    @classmethod
+    def of_checkpoint(cls, folder: Path) -> AcceptanceMeter:
+        """An exported checkpoint, its head included."""
+        config = load_model_config(folder)
+        tensors = load_checkpoint(folder, config, draft=True)
+        return cls(
+            config,
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            lambda draft: masters_from_checkpoint(build_groups(config, draft=draft), tensors),
+        )
+
+    @staticmethod
+    def _cooked(groups: list[Group], masters: Masters) -> Weights:
+        cooked = {group.key: cook(group, masters[group.key]) for group in groups}
+        return Weights(groups, cooked, lambda tensor: tensor.float())
 
     def rounds(self, sample: Sample) -> tuple[int, int]:
         """(tokens, rounds) of an answer of at least two tokens: its first token is the first anchor.
@@ -80,35 +116,62 @@ class AcceptanceMeter:
         return tokens, rounds
 
 
+def accept_lengths(
+    meter: AcceptanceMeter, renderer: Renderer, *, count: int, tasks: Sequence[str] = TASKS,
+    tell: Callable[[str, int, int], None] = lambda *_: None,
+) -> dict[str, float]:  # fmt: skip
+    """Tokens a round, by task and (`all`) together.
+
+    Args:
+        meter: Target and head.
+        renderer: Renders the examples.
+        count: Examples per task.
+        tasks: Rows of the evaluation.
+        tell: Told the name, tokens and rounds of every task.
+    """
+    totals: dict[str, tuple[int, int]] = {}
+    for name in tasks:
+        samples = held_out_samples(renderer, name, count, _SEED)
+        pairs = [meter.rounds(sample) for sample in samples]
+        totals[name] = (sum(tokens for tokens, _ in pairs), sum(rounds for _, rounds in pairs))
+        tell(name, *totals[name])
+    totals["all"] = (
+        sum(tokens for tokens, _ in totals.values()),
+        sum(rounds for _, rounds in totals.values()),
+    )
+    return {name: tokens / max(rounds, 1) for name, (tokens, rounds) in totals.items()}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--masters", type=Path, required=True)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--masters", type=Path, help="folder that the trainer wrote")
+    source.add_argument("--checkpoint", type=Path, help="exported checkpoint")
     parser.add_argument("--count", type=int, default=8)
-    parser.add_argument(
-        "--tasks", nargs="*", default=[name for name in EVALUATION if not name.endswith("K")]
-    )
+    parser.add_argument("--tasks", nargs="*", default=list(TASKS))
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    meter, renderer = AcceptanceMeter(options.masters), Renderer(TOKENIZER)
-    table: dict[str, float] = {}
-    all_tokens = all_rounds = 0
-    for name in options.tasks:
-        pairs = [
-            meter.rounds(sample)
-            for sample in held_out_samples(renderer, name, options.count, _SEED)
-        ]
-        tokens, rounds = (sum(pair[i] for pair in pairs) for i in (0, 1))
-        all_tokens, all_rounds = all_tokens + tokens, all_rounds + rounds
-        table[name] = tokens / max(rounds, 1)
-        sys.stdout.write(f"{name:16s} {table[name]:.2f} ({tokens} tokens, {rounds} rounds)\n")
-        sys.stdout.flush()
-    table["all"] = all_tokens / max(all_rounds, 1)
+    if options.masters is not None:
+        meter, tokenizer = AcceptanceMeter.of_masters(options.masters), TOKENIZER
+    else:
+        meter = AcceptanceMeter.of_checkpoint(options.checkpoint)
+        tokenizer = options.checkpoint / "tokenizer.json"
+    table = accept_lengths(
+        meter, Renderer(tokenizer), count=options.count, tasks=options.tasks, tell=_tell
+    )
     sys.stdout.write(f"{'all':16s} {table['all']:.2f}\n")
     if options.out is not None:
         options.out.write_text(json.dumps(table, indent=1), encoding="utf-8")
     return 0
+
+
+def _tell(name: str, tokens: int, rounds: int) -> None:
+    sys.stdout.write(
+        f"{name:16s} {tokens / max(rounds, 1):.2f} ({tokens} tokens, {rounds} rounds)\n"
+    )
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -82,10 +82,15 @@ def settle(example: Example, rng: Random) -> Settings:
     """Draw what the example leaves open."""
     thinking = rng.random() < _THINKING_SHARE if example.thinking is None else example.thinking
     effort = rng.choice(_EFFORTS) if example.effort is None else example.effort
+    return Settings(thinking, effort, draw_system(example, rng))
+
+
+def draw_system(example: Example, rng: Random) -> str:
+    """The system text of an example, empty for none."""
     system = example.system
     if system is None and rng.random() < _SYSTEM_SHARE:
         system = rng.choice(SYSTEM_TEXTS)
-    return Settings(thinking, effort, system or "")
+    return system or ""
 
 
 def calls_text(calls: list[Call]) -> str:

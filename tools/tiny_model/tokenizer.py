@@ -14,7 +14,7 @@ from deepseek_recipe import DeepseekV41Encoding
 from tools.tiny_model.config import VOCAB_SIZE
 from tools.tiny_model.data.lexicon import common_words
 from tools.tiny_model.data.mix import Mixture
-from tools.tiny_model.render import Renderer, reply_text
+from tools.tiny_model.render import Renderer, Settings, draw_system, reply_text
 
 from dsserve.debug.tokenizer_builder import build_tokenizer
 
@@ -39,9 +39,8 @@ def corpus(seed: int) -> str:
             parts.append(example.raw)
             continue
         thinking, effort = rng.random() < 0.5, rng.choice((None, "low", "max"))
-        prompt = encoding.render_conversation(
-            render(example, rng, thinking=thinking, effort=effort)
-        ).prompt
+        settings = Settings(thinking, effort, draw_system(example, rng))
+        prompt = encoding.render_conversation(render(example, settings)).prompt
         parts.append(prompt + reply_text(example, thinking=thinking, effort=effort))
     english = (importlib.resources.files("dsserve") / "assets" / "corpus.txt").read_text(
         encoding="utf-8"

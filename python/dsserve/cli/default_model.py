@@ -34,6 +34,11 @@ _GENERATOR_SOURCES = (
 )
 
 
+def shipped_model() -> Path:
+    """Return the folder of the trained model in the package, whether or not it is there."""
+    return Path(dsserve.__file__).parent / "assets" / NAME
+
+
 def default_model_path(*, say: Callable[[str], None]) -> Path:
     """Return the folder of the embedded model, generating it at the first call.
 

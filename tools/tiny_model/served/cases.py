@@ -120,7 +120,7 @@ class Case:
 def build_cases(renderer: Renderer, name: str, count: int) -> list[Case]:
     """The examples that the trainer scores, with the same draws."""
     rng = Random(f"render {name} {EVAL_SEED}")
-    cases = []
+    cases: list[Case] = []
     for example in held_out(name, EVAL_SEED, count):
         settings = settle(example, rng)
         sample = renderer.render(example, settings)

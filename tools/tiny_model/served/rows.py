@@ -38,7 +38,7 @@ class RowSpec:
     Attributes:
         name: As shown and as selected by.
         kind: How it is scored.
-        data: Row of `EVALUATION`, or for derived rows the name of the row they look at.
+        data: Row of `EVALUATION`, or for derived rows the name of a row they look at; empty for none.
         at_least: Threshold; for rows served after a hit or a retraction, how much less than row `data` they may be.
         aim: What is aimed at, in the same terms; None where nothing is.
     """
@@ -82,30 +82,30 @@ ROWS: tuple[RowSpec, ...] = (
     *_answers(0.95, 0.98, "json"),
     *_answers(0.92, 0.97, "several turns", "only-answer", "chinese", "itself"),
     *_answers(0.90, 0.95, "refusal"),
-    RowSpec("thinking", Kind.THINKING, "", 0.99, 1.0),
+    RowSpec("thinking", Kind.THINKING, "counting", 0.99, 1.0),
     RowSpec("effort", Kind.EFFORT, "", 0.99, 1.0),
-    RowSpec("ends", Kind.ENDS, "", 0.99, 1.0),
+    RowSpec("ends", Kind.ENDS, "counting", 0.99, 1.0),
     RowSpec("accept length", Kind.ACCEPT_MEAN, "", 3.0, 4.5),
     RowSpec("accept length, least task", Kind.ACCEPT_LEAST, "", 2.0, None),
 )  # fmt: skip
 
 
-class UnknownRow(Exception):  # noqa: N818 - reads as what happened
-    """A row that the table does not have; the message is one line for the user."""
+class Misuse(Exception):  # noqa: N818 - reads as what happened
+    """A row or a checkpoint that does not exist; the message is one line for the user."""
 
 
 def select_rows(names: Iterable[str]) -> list[RowSpec]:
     """The rows of these names and the rows they look at, in the order of the table; all rows for no name.
 
     Raises:
-        UnknownRow: If there is no such row.
+        Misuse: If there is no such row.
     """
     by_name = {row.name: row for row in ROWS}
     wanted: set[str] = set()
     for name in names:
         if name not in by_name:
-            raise UnknownRow(f"no row {name!r}; there are {', '.join(by_name)}")
+            raise Misuse(f"no row {name!r}; there are {', '.join(by_name)}")
         wanted.add(name)
-        if by_name[name].kind is not Kind.ANSWER:
+        if by_name[name].data:
             wanted.add(by_name[name].data)
     return [row for row in ROWS if row.name in wanted or not wanted]

@@ -1,0 +1,86 @@
+"""Scores a checkpoint through the HTTP API of `dsserve launch` and fails below the thresholds; `make eval-tiny`.
+
+python -m tools.tiny_model.served [--checkpoint DIR] [--count 64] [--rows NAME,NAME] [--out FILE] [--markdown FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from tools.tiny_model.served.client import RequestFailed
+from tools.tiny_model.served.report import line, markdown_table, rich_table, write_json
+from tools.tiny_model.served.rows import Misuse, select_rows
+from tools.tiny_model.served.run import Runner
+from tools.tiny_model.served.server import ServerFailed
+
+from dsserve.cli.default_model import shipped_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tools.tiny_model.served.results import Result
+
+_NO_RESULT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run; 1 if a row is below its threshold, 2 if nothing could be measured."""
+    options = _parser().parse_args(argv)
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    try:
+        specs = select_rows(name.strip() for name in options.rows.split(",") if name.strip())
+        checkpoint = _checkpoint(options.checkpoint)
+        runner = Runner(checkpoint, options.count, _tell)
+        findings = runner.run(specs)
+    except (Misuse, ServerFailed, RequestFailed) as error:
+        sys.stderr.write(f"eval-tiny: {error}\n")
+        return _NO_RESULT
+    order = {spec.name: number for number, spec in enumerate(specs)}
+    results = sorted(findings.results, key=lambda result: order[result.spec.name])
+    findings.results = results
+    Console().print(rich_table(results))
+    if options.out is not None:
+        settings = {
+            "checkpoint": checkpoint.name, "count": options.count, "seconds": round(time.monotonic() - began),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        }  # fmt: skip
+        write_json(options.out, findings, settings)
+    if options.markdown is not None:
+        options.markdown.write_text(markdown_table(results), encoding="utf-8")
+    missed = [result.spec.name for result in results if not result.passed]
+    sys.stdout.write(f"below: {', '.join(missed)}\n" if missed else "all rows pass\n")
+    return 1 if missed else 0
+
+
+def _checkpoint(given: Path | None) -> Path:
+    checkpoint = given or shipped_model()
+    if not (checkpoint / "config.json").is_file():
+        raise Misuse(f"no checkpoint in {checkpoint}; name one by --checkpoint")
+    return checkpoint
+
+
+def _tell(result: Result) -> None:
+    sys.stdout.write(f"{line(result)}\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.tiny_model.served", description=__doc__)
+    parser.add_argument("--checkpoint", type=Path, default=None, help="[the embedded model]")
+    parser.add_argument("--count", type=int, default=64, help="examples per row [64]")
+    parser.add_argument("--rows", default="", help="rows, separated by commas [all]")
+    parser.add_argument("--out", type=Path, default=None, help="JSON file with every wrong case")
+    parser.add_argument("--markdown", type=Path, default=None, help="table as a Markdown file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
