@@ -70,8 +70,8 @@ ROWS: tuple[RowSpec, ...] = (
     *_answers(0.95, 0.99, "key-value 256"),
     *_answers(0.90, 0.97, "key-value 1K"),
     *_answers(0.85, 0.90, "key-value 2K"),
-    *(RowSpec(f"{name}, hit", Kind.AFTER_HIT, name, 0.03, 0.02) for name in _CONTEXTS),
-    *(RowSpec(f"{name}, retracted", Kind.AFTER_RETRACTION, name, 0.03, 0.02) for name in _CONTEXTS),
+    *(RowSpec(f"{name} hit", Kind.AFTER_HIT, name, 0.03, 0.02) for name in _CONTEXTS),
+    *(RowSpec(f"{name} retracted", Kind.AFTER_RETRACTION, name, 0.03, 0.02) for name in _CONTEXTS),
     *_answers(0.98, 0.99, "needle 256", "needle 1K", "needle 2K", "table"),
     *_answers(0.95, 0.99, "arithmetic"),
     *_answers(0.92, 0.97, "strings", "copy", "sort", "counting", "date", "units"),
@@ -86,7 +86,7 @@ ROWS: tuple[RowSpec, ...] = (
     RowSpec("effort", Kind.EFFORT, "", 0.99, 1.0),
     RowSpec("ends", Kind.ENDS, "counting", 0.99, 1.0),
     RowSpec("accept length", Kind.ACCEPT_MEAN, "", 3.0, 4.5),
-    RowSpec("accept length, least task", Kind.ACCEPT_LEAST, "", 2.0, None),
+    RowSpec("accept length least", Kind.ACCEPT_LEAST, "", 2.0, None),
 )  # fmt: skip
 
 
