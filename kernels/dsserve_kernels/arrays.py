@@ -3,7 +3,7 @@
 A decode step touches a few hundred numbers per operator. There a numpy call costs a third of a torch call, so the
 bodies named `numpy` do additions, products, quotients and reciprocal square roots, which torch too rounds as IEEE 754
 says, in numpy, and leave sums over a row, square roots and transcendental functions to the torch functions of the
-reference. They hand calls with many elements to the reference.
+reference. Calls with many elements are the reference's, or are taken some rows at a time where that is faster.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
 
 #: Elements up to which a numpy body runs itself (measured: equal cost near 10^5 elements).
 MAX_ELEMENTS = 1 << 16
-_SIXTEEN, _ONE = np.uint32(16), np.uint32(1)
-_HALF_LESS_ONE, _HIGH_HALF = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
 def is_small(x: Tensor) -> bool:
     """Whether a numpy body should run itself; an empty call is the reference's."""
     return 0 < x.numel() <= MAX_ELEMENTS
+
+
+def row_blocks(rows: int, columns: int) -> list[slice]:
+    """Consecutive rows, as many at a time as make a small call of so many columns; temporaries stay in the cache."""
+    step = max(MAX_ELEMENTS // columns, 1)
+    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def widened(x: Tensor) -> Float32:
@@ -49,21 +53,9 @@ def rounded(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(array).to(dtype)
 
 
-def round_bf16(array: Float32) -> Float32:
-    """The values of a fresh float32 array after rounding to BF16, ties to even; works in place."""
-    bits = array.view(np.uint32)
-    low = np.right_shift(bits, _SIXTEEN)
-    np.bitwise_and(low, _ONE, low)
-    np.add(low, _HALF_LESS_ONE, low)
-    np.add(bits, low, bits)
-    np.bitwise_and(bits, _HIGH_HALF, bits)
-    return array
-
-
 def narrowed(product: Tensor, dtype: torch.dtype) -> Float32:
-    """The values of a float64 product after rounding to float32 and, for BF16, once more, as torch does."""
-    array: Float32 = product.numpy().astype(np.float32)
-    return round_bf16(array) if dtype == torch.bfloat16 else array
+    """The values of a product after rounding to `dtype`."""
+    return widened(product.to(dtype))
 
 
 def in_lanes(function: Callable[[Tensor], Tensor], array: Float32) -> Float32:

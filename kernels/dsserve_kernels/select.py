@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from dsserve_kernels import reference as _reference  # noqa: F401 - registers every reference body
 from dsserve_kernels.attention import numpy_attention as _numpy_attention  # noqa: F401 - registers
 from dsserve_kernels.gemm import numpy_linear as _numpy_linear  # noqa: F401 - registers
+from dsserve_kernels.indexer import numpy_selection as _numpy_selection  # noqa: F401 - registers
 from dsserve_kernels.kvcache import numpy_rows as _numpy_rows  # noqa: F401 - registers
 from dsserve_kernels.mhc import numpy_sinkhorn as _numpy_sinkhorn  # noqa: F401 - registers
 from dsserve_kernels.mhc import numpy_streams as _numpy_streams  # noqa: F401 - registers

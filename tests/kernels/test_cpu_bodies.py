@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dsserve_kernels.arrays import MAX_ELEMENTS, round_bf16
-from dsserve_kernels.quant.numpy_fp8 import codes_and_scales, round_fp8_array
+from dsserve_kernels import arrays
+from dsserve_kernels.arrays import MAX_ELEMENTS
+from dsserve_kernels.quant.numpy_fp8 import e4m3_codes, round_fp8_array, scaled
 from dsserve_kernels.reference.quant import quantize_fp8, round_fp8_wide
 from dsserve_kernels.registry import REGISTRY
 from kernel_cases import CASES, Source, run
@@ -30,6 +31,27 @@ def test_numpy_bodies_give_the_bits_of_the_reference(operator: str, rows: int) -
             assert torch.equal(left, right)
 
 
+@pytest.mark.parametrize("operator", NUMPY_BODIES)
+def test_rows_taken_some_at_a_time_have_the_bits_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch, operator: str
+) -> None:
+    monkeypatch.setattr(arrays, "MAX_ELEMENTS", 512)
+    for seed in range(5):
+        arguments = CASES[operator].make(Source(seed), 33, torch.bfloat16)
+        ours, theirs = (run(operator, body, arguments) for body in ("numpy", "reference"))
+        for left, right in zip(ours, theirs, strict=True):
+            assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("k", [1, 5, 39])
+def test_selection_takes_lower_positions_among_equals_and_nothing_hidden(k: int) -> None:
+    source = Source(3)
+    scores = source.normal(60, 40).round()
+    scores = scores.masked_fill(torch.arange(40) >= source.ints(0, 41, 60, 1), -torch.inf)
+    bodies = {body.name: body.body for body in REGISTRY.by_operator["topk_rows"]}
+    assert torch.equal(bodies["numpy"](scores, k), bodies["reference"](scores, k))
+
+
 def every_e4m3_tie_and_neighbour() -> np.ndarray:
     """All E4M3 numbers, the middles between them, and the floats next to those, both signs; 448 first in each block."""
     numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
@@ -47,20 +69,11 @@ def test_fp8_rounding_is_that_of_the_reference_at_every_tie(factor: float) -> No
     values = every_e4m3_tie_and_neighbour() * np.float32(factor)
     expected = round_fp8_wide(torch.from_numpy(values), torch.float64).numpy()
     assert np.array_equal(round_fp8_array(values), expected)
-    codes, scale = codes_and_scales(values)
+    quotients, scale = scaled(values)
+    codes = e4m3_codes(quotients).reshape(values.shape)
     their_codes, their_scales = quantize_fp8(torch.from_numpy(values))
     assert np.array_equal(codes, their_codes.view(torch.uint8).numpy())
     assert np.array_equal((scale.view(np.int32) >> 23)[:, 0], their_scales[:, 0].numpy())
-
-
-def test_bf16_rounding_is_that_of_torch() -> None:
-    bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype=np.uint32)
-    bits[: 1 << 16] &= 0xFFFF8000  # ties and exact values
-    values = bits.view(np.float32)
-    values = values[np.isfinite(values)]
-    expected = torch.from_numpy(values).bfloat16().float().numpy()
-    assert np.array_equal(round_bf16(values.copy()), expected)
-    assert np.isnan(round_bf16(np.array([np.nan, -np.nan], dtype=np.float32))).all()
 
 
 def test_a_call_beyond_the_limit_has_the_rows_of_two_calls_below_it() -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dsserve_kernels.arrays import is_small, register, rounded, widened
-from dsserve_kernels.quant.numpy_fp8 import codes_and_scales
+from dsserve_kernels.arrays import register, rounded, row_blocks, widened
+from dsserve_kernels.quant.numpy_fp8 import e4m3_codes, round_e4m3, scaled
 from dsserve_kernels.reference import kvcache as reference
 from dsserve_kernels.reference.quant import ue8m0_value, unpack_e2m1
 
@@ -57,22 +57,32 @@ def load_index_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 def store_window_rows(pool: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     """See `reference.kvcache.store_window_rows`."""
-    if not is_small(rows):
+    if rows.numel() == 0:
         return reference.store_window_rows(pool, index, rows)
-    codes, scale = codes_and_scales(widened(rows))
-    dim = rows.shape[1]
-    raw = np.empty((rows.shape[0], dim + dim // 32), dtype=np.uint8)
-    raw[:, :dim] = codes
-    raw[:, dim:] = (scale.view(np.int32) >> 23).reshape(rows.shape[0], -1)
-    where = index.numpy()
-    kept = where >= 0
-    if not kept.all():
-        where, stored = where[kept], raw[kept]
-    else:
-        stored = raw
-    pool.numpy()[where] = stored
-    values = _E4M3.take(codes).reshape(-1, 32) * scale
-    return rounded(values.reshape(rows.shape), rows.dtype)
+    where, stored = index.numpy(), pool.numpy()
+    out = torch.empty_like(rows)
+    for block in row_blocks(*rows.shape):
+        raw, values = _window_rows(widened(rows[block]))
+        kept = where[block] >= 0
+        if kept.all():
+            stored[where[block]] = raw
+        else:
+            stored[where[block][kept]] = raw[kept]
+        out[block] = torch.from_numpy(values)
+    return out
+
+
+def _window_rows(rows: Float32) -> tuple[NDArray[np.uint8], Float32]:
+    """The bytes of window rows [T, d], and their values as they read back."""
+    quotients, scale = scaled(rows)
+    count, dim = rows.shape
+    raw = np.empty((count, dim + dim // 32), dtype=np.uint8)
+    raw[:, :dim] = e4m3_codes(quotients).reshape(count, dim)
+    raw[:, dim:] = (scale.view(np.int32) >> 23).reshape(count, -1)
+    # Codes keep the sign of a zero, the rounding by addition does not.
+    values = np.copysign(round_e4m3(quotients), quotients)
+    np.multiply(values, scale, values)
+    return raw, values.reshape(count, dim)
 
 
 def _load(pool: Tensor, index: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:

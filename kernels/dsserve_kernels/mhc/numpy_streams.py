@@ -1,4 +1,4 @@
-"""mHC statistics and stream update of few rows with numpy, bit-equal to the reference."""
+"""mHC statistics and stream updates on the CPU, few rows with numpy, bit-equal to the reference."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from dsserve_kernels.arrays import is_small, mean_square, register, rounded, widened
+from dsserve_kernels.mhc import stream_blocks
 from dsserve_kernels.reference import mhc as reference
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def hc_stats(streams: Tensor, fn: Tensor, eps: float) -> Tensor:
 def hc_collapse(streams: Tensor, pre: Tensor) -> Tensor:
     """See `reference.mhc.hc_collapse`."""
     if not is_small(streams):
-        return reference.hc_collapse(streams, pre)
+        return stream_blocks.hc_collapse(streams, pre)
     weighted = widened(streams) * pre.numpy()[:, :, None]
     # Sums over a dimension that is not the last run from its first to its last entry.
     return rounded(np.add.reduce(weighted, 1), streams.dtype)
@@ -37,7 +38,7 @@ def hc_collapse(streams: Tensor, pre: Tensor) -> Tensor:
 def hc_expand(y: Tensor, streams: Tensor, post: Tensor, comb: Tensor) -> Tensor:
     """See `reference.mhc.hc_expand`."""
     if not is_small(streams):
-        return reference.hc_expand(y, streams, post, comb)
+        return stream_blocks.hc_expand(y, streams, post, comb)
     mixed = np.add.reduce(widened(streams)[:, :, None] * comb.numpy()[..., None], 1)
     result = post.numpy()[:, :, None] * widened(y)[:, None]
     np.add(result, mixed, result)

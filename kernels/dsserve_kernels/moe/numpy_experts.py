@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn.functional import silu, softplus
 
-from dsserve_kernels.arrays import in_lanes, is_small, narrowed, register, round_bf16, widened
+from dsserve_kernels.arrays import (
+    in_lanes,
+    is_small,
+    narrowed,
+    register,
+    row_blocks,
+    widened,
+)
 from dsserve_kernels.quant.numpy_fp8 import round_fp8_array
 from dsserve_kernels.reference import moe as reference
 
@@ -55,30 +63,58 @@ def moe_routed(
     quantize: bool,
 ) -> Tensor:
     """See `reference.moe.moe_routed`; pairs of row and expert are kept in the order of the experts."""
-    if not is_small(x):
-        return reference.moe_routed(x, ids, weights, w13, w2, limit=limit, quantize=quantize)
     rows, top_k = ids.shape
+    if rows == 0:
+        return reference.moe_routed(x, ids, weights, w13, w2, limit=limit, quantize=quantize)
     pair_ids = ids.numpy().reshape(-1)
     order = pair_ids.argsort(kind="stable")
-    row_of = order // top_k
-    runs = _runs(pair_ids[order])
-    wide = widened(x)
-    inputs = round_fp8_array(wide) if quantize else wide.astype(np.float64)
-    hidden = narrowed(_per_expert(inputs[row_of], runs, w13), x.dtype)
-    half = hidden.shape[1] // 2
-    gate = np.minimum(hidden[:, :half], np.float32(limit))
-    up = np.clip(hidden[:, half:], np.float32(-limit), np.float32(limit))
-    active = in_lanes(silu, gate)
-    np.multiply(active, up, active)
-    np.multiply(weights.numpy().reshape(-1)[order][:, None], active, active)
-    if x.dtype == torch.bfloat16:
-        round_bf16(active)
-    inputs = round_fp8_array(active) if quantize else active.astype(np.float64)
-    out = narrowed(_per_expert(inputs, runs, w2), x.dtype)
+    row_of, sorted_ids = order // top_k, pair_ids[order]
+    sorted_weights = weights.numpy().reshape(-1)[order][:, None]
+    inputs = _widened_rows(x, quantize)
+    experts = _Experts(w13, w2, np.float32(limit), quantize, x.dtype)
+    out = np.empty((len(order), w2.shape[1]), dtype=np.float32)
+    for block in row_blocks(len(order), x.shape[1]):
+        out[block] = experts.run(inputs[row_of[block]], sorted_ids[block], sorted_weights[block])
     # Back to the order of rows; within a row the ids still ascend, and the sum runs in that order.
-    by_row = row_of.argsort(kind="stable")
-    total: Float32 = np.add.reduce(out[by_row].reshape(rows, top_k, -1), 1)
+    place = row_of.argsort(kind="stable").reshape(rows, top_k)
+    total = out.take(place[:, 0], 0)
+    for column in range(1, top_k):
+        np.add(total, out.take(place[:, column], 0), total)
     return torch.from_numpy(total)
+
+
+def _widened_rows(x: Tensor, quantize: bool) -> Float64:
+    """The inputs of the first product."""
+    inputs = np.empty(x.shape)
+    for block in row_blocks(*x.shape):
+        wide = widened(x[block])
+        inputs[block] = round_fp8_array(wide) if quantize else wide
+    return inputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The weights of `moe_routed` and how it rounds."""
+
+    w13: Tensor
+    w2: Tensor
+    limit: np.float32
+    quantize: bool
+    dtype: torch.dtype
+
+    def run(self, inputs: Float64, ids: NDArray[np.int64], weights: Float32) -> Float32:
+        """Outputs [R, D] of inputs [R, D] of experts `ids` [R], ascending; `weights` [R, 1] scale what enters w2."""
+        runs = _runs(ids)
+        hidden = narrowed(_per_expert(inputs, runs, self.w13), self.dtype)
+        half = hidden.shape[1] // 2
+        gate = np.minimum(hidden[:, :half], self.limit)
+        up = np.clip(hidden[:, half:], -self.limit, self.limit)
+        active = in_lanes(silu, gate)
+        np.multiply(active, up, active)
+        np.multiply(weights, active, active)
+        active = narrowed(torch.from_numpy(active), self.dtype)
+        wide = round_fp8_array(active) if self.quantize else active.astype(np.float64)
+        return narrowed(_per_expert(wide, runs, self.w2), self.dtype)
 
 
 def _runs(sorted_ids: NDArray[np.int64]) -> list[tuple[int, int, int]]:

@@ -1,0 +1,1 @@
+"""CPU bodies of the index scores and the selection."""
