@@ -70,11 +70,7 @@ impl RadixCache {
     #[new]
     #[pyo3(signature = (*, page_size, num_pages, enabled = true))]
     fn new(page_size: u32, num_pages: u32, enabled: bool) -> PyResult<Self> {
-        let config = core::CacheConfig {
-            page_size,
-            num_pages,
-            enabled,
-        };
+        let config = core::CacheConfig::new(page_size, num_pages).with_enabled(enabled);
         Ok(Self {
             cache: core::RadixCache::new(config).map_err(|error| from_cache(&error))?,
             receipts: HashMap::new(),

@@ -20,12 +20,7 @@ struct Filled {
 }
 
 fn new_cache(page_size: u32, num_pages: u32) -> RadixCache {
-    RadixCache::new(CacheConfig {
-        page_size,
-        num_pages,
-        enabled: true,
-    })
-    .expect("a valid configuration")
+    RadixCache::new(CacheConfig::new(page_size, num_pages)).expect("a valid configuration")
 }
 
 fn filled(page_size: u32) -> Filled {

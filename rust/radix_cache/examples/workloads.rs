@@ -99,11 +99,10 @@ fn turn(cache: &mut RadixCache, tokens: &[u32], times: &mut Times) -> Outcome<()
 }
 
 fn new_cache(page_size: u32, num_tokens: u32) -> Outcome<RadixCache> {
-    Ok(RadixCache::new(CacheConfig {
+    Ok(RadixCache::new(CacheConfig::new(
         page_size,
-        num_pages: num_tokens.div_ceil(page_size),
-        enabled: true,
-    })?)
+        num_tokens.div_ceil(page_size),
+    ))?)
 }
 
 /// Eight conversations with one system prompt grow by 4096 tokens a turn to 128K.

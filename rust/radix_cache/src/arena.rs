@@ -13,19 +13,26 @@ pub(crate) const VOID: u32 = 0;
 
 /// Names a node of the tree, that is, a cached prefix.
 ///
-/// It keeps its meaning across splits. Once the node is evicted or flushed the handle is stale,
-/// which every use reports; a lock prevents that.
+/// It keeps its meaning across splits. Once pages of the node are evicted or flushed the handle is
+/// stale, which every use reports; a lock prevents that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NodeHandle {
     pub(crate) index: u32,
     pub(crate) generation: u32,
 }
 
-/// One edge of the tree with the pages along it.
+/// One edge of the tree with the pages along it. Fills one cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Node {
-    /// Pages of this node only; empty for roots. Their tokens are in the token store.
-    pub(crate) pages: Box<[PageId]>,
+    /// Pages of this node only, then leftovers of a cut; none for roots. Their tokens are in the
+    /// token store.
+    storage: Box<[PageId]>,
+    /// Key in the child index.
+    pub(crate) child_key: u64,
+    /// When something below this node, or its right to end a hit, last changed.
+    pub(crate) changed_at: u64,
+    num_pages: u32,
     /// [`NIL`] for roots.
     pub(crate) parent: u32,
     /// Root of the namespace; its own index for roots.
@@ -35,28 +42,27 @@ pub(crate) struct Node {
     pub(crate) end_page: u32,
     /// Receipts on this node or below.
     pub(crate) lock_count: u32,
-    /// Neighbours in the eviction order, for unlocked nodes that are not roots.
-    pub(crate) older: u32,
-    pub(crate) newer: u32,
-    /// Key in the child index, and the next node with the same key.
-    pub(crate) child_key: u64,
+    /// The next node with the same child key.
     pub(crate) next_same_key: u32,
+    /// Odd while the slot is in use; counts up at each change.
+    generation: u32,
 }
 
 impl Node {
     /// An unlocked, unlinked node without children.
     pub(crate) fn new(pages: Box<[PageId]>, parent: u32, root: u32, end_page: u32) -> Self {
         Self {
-            pages,
+            num_pages: page_count(pages.len()),
+            storage: pages,
+            child_key: 0,
+            changed_at: 0,
             parent,
             root,
             num_children: 0,
             end_page,
             lock_count: 0,
-            older: NIL,
-            newer: NIL,
-            child_key: 0,
             next_same_key: NIL,
+            generation: 0,
         }
     }
 
@@ -65,21 +71,55 @@ impl Node {
     }
 
     pub(crate) fn num_pages(&self) -> u32 {
-        page_count(self.pages.len())
+        self.num_pages
     }
-}
 
-#[derive(Debug)]
-struct Slot {
-    /// Odd while the slot is in use; counts up at each change.
-    generation: u32,
-    node: Node,
+    pub(crate) fn pages(&self) -> &[PageId] {
+        &self.storage[..self.num_pages as usize]
+    }
+
+    /// Pages from the root to the beginning of this node.
+    pub(crate) fn start_page(&self) -> u32 {
+        self.end_page - self.num_pages
+    }
+
+    /// Takes the first `num_pages` pages out; the rest stays.
+    pub(crate) fn split_off_head(&mut self, num_pages: u32) -> Box<[PageId]> {
+        let (head, tail) = self.pages().split_at(num_pages as usize);
+        let head = head.into();
+        self.storage = tail.into();
+        self.num_pages -= num_pages;
+        head
+    }
+
+    /// Shortens the node to its first `num_pages` pages; gives up memory by halves only, so that
+    /// many small cuts cost as much as one.
+    pub(crate) fn cut(&mut self, num_pages: u32) {
+        self.end_page -= self.num_pages - num_pages;
+        self.num_pages = num_pages;
+        if self.storage.len() > 2 * num_pages as usize {
+            self.storage = self.pages().into();
+        }
+    }
+
+    /// Takes all pages out of a node that is about to go.
+    pub(crate) fn take_pages(&mut self) -> Vec<PageId> {
+        let mut pages = std::mem::take(&mut self.storage).into_vec();
+        pages.truncate(self.num_pages as usize);
+        self.num_pages = 0;
+        pages
+    }
+
+    #[cfg(test)]
+    pub(crate) fn pages_mut(&mut self) -> &mut [PageId] {
+        &mut self.storage[..self.num_pages as usize]
+    }
 }
 
 /// All nodes. Indexing a slot that is not in use is a bug of this crate.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
-    slots: Vec<Slot>,
+    slots: Vec<Node>,
     vacant: Vec<u32>,
 }
 
@@ -92,18 +132,16 @@ impl Arena {
         arena
     }
 
-    pub(crate) fn insert(&mut self, node: Node) -> u32 {
+    pub(crate) fn insert(&mut self, mut node: Node) -> u32 {
         if let Some(index) = self.vacant.pop() {
             let slot = &mut self.slots[index as usize];
-            slot.generation = slot.generation.wrapping_add(1);
-            slot.node = node;
+            node.generation = slot.generation.wrapping_add(1);
+            *slot = node;
             return index;
         }
         let index = u32::try_from(self.slots.len()).expect("a node holds a page or is a root");
-        self.slots.push(Slot {
-            generation: 1,
-            node,
-        });
+        node.generation = 1;
+        self.slots.push(node);
         index
     }
 
@@ -112,8 +150,15 @@ impl Arena {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.generation % 2 == 1, "node removed twice");
         slot.generation = slot.generation.wrapping_add(1);
-        slot.node.pages = Box::default();
+        slot.storage = Box::default();
+        slot.num_pages = 0;
         self.vacant.push(index);
+    }
+
+    /// Makes the handles to a node stale, because it no longer ends where they say.
+    pub(crate) fn renew(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(2);
     }
 
     pub(crate) fn handle(&self, index: u32) -> NodeHandle {
@@ -135,10 +180,8 @@ impl Arena {
 
     /// Nodes in use, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
-        (0_u32..)
-            .zip(&self.slots)
-            .filter(|(_, slot)| slot.generation % 2 == 1)
-            .map(|(index, slot)| (index, &slot.node))
+        let all = (0_u32..).zip(&self.slots);
+        all.filter(|(_, slot)| slot.generation % 2 == 1)
     }
 
     pub(crate) fn num_slots(&self) -> usize {
@@ -156,7 +199,7 @@ impl Index<u32> for Arena {
     fn index(&self, index: u32) -> &Node {
         let slot = &self.slots[index as usize];
         debug_assert!(slot.generation % 2 == 1, "vacant node used");
-        &slot.node
+        slot
     }
 }
 
@@ -164,7 +207,7 @@ impl IndexMut<u32> for Arena {
     fn index_mut(&mut self, index: u32) -> &mut Node {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.generation % 2 == 1, "vacant node used");
-        &mut slot.node
+        slot
     }
 }
 
@@ -185,6 +228,28 @@ mod tests {
         arena.remove(index);
         assert!(arena.resolve(handle).is_err());
         assert_eq!(arena.insert(node()), index, "slots are reused");
+        assert!(arena.resolve(handle).is_err());
+        assert_eq!(arena.resolve(arena.handle(index)), Ok(index));
+    }
+
+    #[test]
+    fn a_node_fills_one_cache_line() {
+        assert_eq!(size_of::<Node>(), 64);
+    }
+
+    #[test]
+    fn a_cut_keeps_the_head_and_makes_handles_stale() {
+        let mut arena = Arena::new();
+        let index = arena.insert(Node::new(Box::from([1, 2, 3, 4, 5]), VOID, VOID, 9));
+        let handle = arena.handle(index);
+        for num_pages in (1..5).rev() {
+            arena[index].cut(num_pages);
+            arena.renew(index);
+            let node = &arena[index];
+            let kept = [1, 2, 3, 4];
+            assert_eq!(node.pages(), &kept[..num_pages as usize]);
+            assert_eq!((node.start_page(), node.end_page), (4, 4 + num_pages));
+        }
         assert!(arena.resolve(handle).is_err());
         assert_eq!(arena.resolve(arena.handle(index)), Ok(index));
     }

@@ -2,45 +2,18 @@
 
 use crate::arena::{Arena, NodeHandle};
 use crate::children::ChildIndex;
+use crate::component::Trailing;
+use crate::config::{CacheConfig, Component};
 use crate::error::CacheError;
-use crate::hash::{page_hashes, PageHash};
-use crate::key::{ChildHasher, Namespace, Namespaces};
+use crate::event::EventLog;
+use crate::evict::Retired;
+use crate::hash::HashStore;
+use crate::key::{ChildHasher, Namespaces};
 use crate::order::EvictionOrder;
 use crate::page::PageId;
+use crate::policy::Uses;
 use crate::pool::{PagePool, PageState};
 use crate::tokens::TokenStore;
-
-/// Shape of a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheConfig {
-    /// Tokens a page holds; a power of two.
-    pub page_size: u32,
-    /// Usable pages, numbered from 1; page 0 comes on top.
-    pub num_pages: u32,
-    /// With false nothing is ever cached: a match gives 0 and an insert frees the pages it gets.
-    pub enabled: bool,
-}
-
-impl CacheConfig {
-    fn check(&self) -> Result<(), CacheError> {
-        let invalid = |field, value, requirement| {
-            Err(CacheError::InvalidConfig {
-                field,
-                value,
-                requirement,
-            })
-        };
-        if !self.page_size.is_power_of_two() {
-            return invalid("page_size", self.page_size.into(), "a power of two");
-        }
-        let num_tokens = (u64::from(self.num_pages) + 1) * u64::from(self.page_size);
-        if self.num_pages == 0 || num_tokens > u64::from(u32::MAX) {
-            let requirement = "at least 1, with less than 2^32 tokens in all pages";
-            return invalid("num_pages", self.num_pages.into(), requirement);
-        }
-        Ok(())
-    }
-}
 
 /// The radix tree over cached prefixes together with the FULL page pool.
 ///
@@ -53,11 +26,41 @@ pub struct RadixCache {
     pub(crate) children: ChildIndex,
     pub(crate) hasher: ChildHasher,
     pub(crate) namespaces: Namespaces,
+    pub(crate) retired: Retired,
+    /// Evictable nodes by FULL's policy.
     pub(crate) order: EvictionOrder,
+    /// What the policies other than LRU know.
+    pub(crate) uses: Uses,
     pub(crate) pool: PagePool,
     pub(crate) tokens: TokenStore,
+    pub(crate) hashes: HashStore,
+    /// Components besides FULL that the tree holds.
+    pub(crate) trailing: Vec<Trailing>,
+    /// Hits of at most this many tokens are of no use.
+    pub(crate) min_hit: u32,
+    pub(crate) events: Option<EventLog>,
+    /// Counts changes that may make a match longer.
+    pub(crate) version: u64,
     pub(crate) num_evictable: u32,
     pub(crate) num_receipts: u32,
+    /// Receipts that keep data of the other components, too.
+    pub(crate) num_tail_receipts: u32,
+}
+
+/// Pages of one component by owner; the four parts add up to `num_pages`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolCounts {
+    /// All usable pages.
+    pub num_pages: u32,
+    /// In the free list.
+    pub num_free: u32,
+    /// Handed out and neither freed nor inserted yet.
+    pub num_held: u32,
+    /// In the tree, and nobody keeps them there.
+    pub num_evictable: u32,
+    /// In the tree under a lock.
+    pub num_locked: u32,
 }
 
 impl RadixCache {
@@ -67,17 +70,31 @@ impl RadixCache {
     /// [`CacheError::InvalidConfig`] names the field that is wrong.
     pub fn new(config: CacheConfig) -> Result<Self, CacheError> {
         config.check()?;
+        let trailing = config
+            .components()
+            .filter_map(|(kind, component)| Trailing::new(kind, component, config.page_size));
+        let trailing: Vec<Trailing> = trailing.collect();
+        let all_lists = trailing.iter().all(|trailing| trailing.order.is_list());
+        let order = EvictionOrder::new(config.policy);
         Ok(Self {
             config,
             arena: Arena::new(),
             children: ChildIndex::default(),
             hasher: ChildHasher::new(),
             namespaces: Namespaces::default(),
-            order: EvictionOrder::default(),
+            retired: Retired::default(),
+            uses: Uses::new(!(all_lists && order.is_list())),
+            order,
             pool: PagePool::new(config.num_pages),
             tokens: TokenStore::new(config.page_size, config.num_pages),
+            hashes: HashStore::default(),
+            trailing,
+            min_hit: config.replay_len(),
+            events: config.event_batches.map(EventLog::new),
+            version: 0,
             num_evictable: 0,
             num_receipts: 0,
+            num_tail_receipts: 0,
         })
     }
 
@@ -110,6 +127,60 @@ impl RadixCache {
     /// [`CacheError::PageNotHeld`] with the first wrong page; nothing was freed then.
     pub fn try_free(&mut self, pages: &[PageId]) -> Result<(), CacheError> {
         self.pool.free_held(pages)
+    }
+
+    /// [`allocate`](Self::allocate) for any component.
+    ///
+    /// # Errors
+    /// [`CacheError::NoComponent`] if the tree does not hold it.
+    pub fn allocate_component(
+        &mut self,
+        component: Component,
+        count: u32,
+        out: &mut Vec<PageId>,
+    ) -> Result<bool, CacheError> {
+        Ok(self.pool_of(component)?.allocate(count, out))
+    }
+
+    /// [`try_free`](Self::try_free) for any component.
+    ///
+    /// # Errors
+    /// That of `try_free`; [`CacheError::NoComponent`] if the tree does not hold it.
+    pub fn free_component(
+        &mut self,
+        component: Component,
+        pages: &[PageId],
+    ) -> Result<(), CacheError> {
+        self.pool_of(component)?.free_held(pages)
+    }
+
+    /// Pages of a component by owner.
+    ///
+    /// # Errors
+    /// [`CacheError::NoComponent`] if the tree does not hold it.
+    pub fn pool_counts(&self, component: Component) -> Result<PoolCounts, CacheError> {
+        let (pool, num_evictable) = if component == Component::Full {
+            (&self.pool, self.num_evictable)
+        } else {
+            let trailing = &self.trailing[self.trailing_at(component)?];
+            (&trailing.pool, trailing.num_evictable)
+        };
+        let num_tree = pool.num_tree();
+        Ok(PoolCounts {
+            num_pages: pool.num_pages(),
+            num_free: pool.num_free(),
+            num_held: pool.num_pages() - pool.num_free() - num_tree,
+            num_evictable,
+            num_locked: num_tree - num_evictable,
+        })
+    }
+
+    fn pool_of(&mut self, component: Component) -> Result<&mut PagePool, CacheError> {
+        if component == Component::Full {
+            return Ok(&mut self.pool);
+        }
+        let at = self.trailing_at(component)?;
+        Ok(&mut self.trailing[at].pool)
     }
 
     /// Whether the caller owns this page.
@@ -163,24 +234,13 @@ impl RadixCache {
         Ok(self.arena[index].end_page * self.config.page_size)
     }
 
-    /// Chained hash of each whole page of `tokens`; see [`page_hashes`].
-    #[must_use]
-    pub fn page_hashes(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<PageHash> {
-        page_hashes(namespace, tokens, self.config.page_size)
-    }
-
     /// The tokens of a cached prefix, as the tree holds them.
     ///
     /// # Errors
     /// [`CacheError::StaleHandle`].
     pub fn prefix_tokens(&self, node: NodeHandle) -> Result<Vec<u32>, CacheError> {
-        let mut index = self.arena.resolve(node)?;
-        let mut path = Vec::new();
-        while !self.arena[index].is_root() {
-            path.push(index);
-            index = self.arena[index].parent;
-        }
-        let pages = path.iter().rev().flat_map(|&node| &self.arena[node].pages);
+        let path = self.path_to(self.arena.resolve(node)?);
+        let pages = path.iter().flat_map(|&node| self.arena[node].pages());
         Ok(pages
             .flat_map(|&page| self.tokens.page(page))
             .copied()

@@ -5,11 +5,16 @@ use std::collections::HashMap;
 use crate::arena::{Node, NIL, VOID};
 use crate::cache::RadixCache;
 use crate::error::CacheError;
-use crate::pool::PageState;
+use crate::page::PageId;
+use crate::pool::{PagePool, PageState};
 
-type Checked = Result<(), CacheError>;
+pub(crate) type Checked = Result<(), CacheError>;
 
-fn same(what: &'static str, recorded: impl Into<u64>, recounted: impl Into<u64>) -> Checked {
+pub(crate) fn same(
+    what: &'static str,
+    recorded: impl Into<u64>,
+    recounted: impl Into<u64>,
+) -> Checked {
     let (recorded, recounted) = (recorded.into(), recounted.into());
     if recorded == recounted {
         return Ok(());
@@ -21,7 +26,7 @@ fn same(what: &'static str, recorded: impl Into<u64>, recounted: impl Into<u64>)
     })
 }
 
-fn count(items: impl Iterator) -> u64 {
+pub(crate) fn count(items: impl Iterator) -> u64 {
     items.fold(0, |sum, _| sum + 1)
 }
 
@@ -33,15 +38,16 @@ impl RadixCache {
     /// [`CacheError::Inconsistent`] with the first quantity that differs.
     pub fn check_invariants(&self) -> Result<(), CacheError> {
         self.check_slots()?;
-        self.check_free_pages()?;
-        self.check_tree_pages()?;
+        self.check_pages()?;
         self.check_edges()?;
         self.check_child_index()?;
         self.check_locks()?;
-        self.check_eviction_order()
+        self.check_eviction_order()?;
+        self.check_hashes()?;
+        self.check_components()
     }
 
-    fn nodes(&self) -> impl Iterator<Item = (u32, &Node)> {
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = (u32, &Node)> {
         self.arena.iter().filter(|(_, node)| !node.is_root())
     }
 
@@ -65,33 +71,9 @@ impl RadixCache {
         same("children of VOID", self.arena[VOID].num_children, 0_u32)
     }
 
-    fn check_free_pages(&self) -> Checked {
-        let mut seen = vec![false; self.pool.states().len()];
-        for &page in self.pool.free_pages() {
-            let is_free = self.pool.state(page) == Some(PageState::Free);
-            same("a listed page is free", 1_u32, u32::from(is_free))?;
-            let is_repeated = std::mem::replace(&mut seen[page as usize], true);
-            same("a free page is listed once", 0_u32, u32::from(is_repeated))?;
-        }
-        let states = self.pool.states();
-        let num_free = states.iter().filter(|&&state| state == PageState::Free);
-        same("free pages", self.num_free(), count(num_free))?;
-        let num_held = states.iter().filter(|&&state| state == PageState::Held);
-        same("held pages", self.num_held(), count(num_held))?;
-        let is_dummy = states[0] == PageState::Dummy;
-        same("page 0 is the dummy page", 1_u32, u32::from(is_dummy))
-    }
-
-    fn check_tree_pages(&self) -> Checked {
-        let mut seen = vec![false; self.pool.states().len()];
-        for &page in self.nodes().flat_map(|(_, node)| &node.pages) {
-            let is_tree = self.pool.state(page) == Some(PageState::Tree);
-            same("a page of a node is the tree's", 1_u32, u32::from(is_tree))?;
-            let is_repeated = std::mem::replace(&mut seen[page as usize], true);
-            same("a page is in one node", 0_u32, u32::from(is_repeated))?;
-        }
-        let tree_pages = seen.iter().filter(|&&is_seen| is_seen);
-        same("pages in the tree", self.pool.num_tree(), count(tree_pages))
+    fn check_pages(&self) -> Checked {
+        let in_tree = self.nodes().flat_map(|(_, node)| node.pages());
+        check_pool(&self.pool, in_tree.copied())
     }
 
     fn check_edges(&self) -> Checked {
@@ -102,7 +84,7 @@ impl RadixCache {
             same("root of a node", node.root, parent.root)?;
             let end_page = parent.end_page + node.num_pages();
             same("end page of a node", node.end_page, end_page)?;
-            let is_empty = node.pages.is_empty();
+            let is_empty = node.pages().is_empty();
             same("a node without pages", 0_u32, u32::from(is_empty))?;
         }
         for (index, node) in self.arena.iter() {
@@ -119,7 +101,7 @@ impl RadixCache {
             let mut index = head;
             while index != NIL {
                 let node = &self.arena[index];
-                let page = self.tokens.page(node.pages[0]);
+                let page = self.tokens.page(node.pages()[0]);
                 same("key of a node in its chain", key, node.child_key)?;
                 let recounted = self.hasher.child_key(node.parent, page);
                 same("key of a node", node.child_key, recounted)?;
@@ -156,20 +138,23 @@ impl RadixCache {
         same("evictable pages", self.num_evictable, num_evictable)
     }
 
-    /// The list holds the unlocked nodes, each after its children.
+    /// A list holds the unlocked nodes, each after its children; ranks are of unlocked leaves.
     fn check_eviction_order(&self) -> Checked {
+        let is_list = self.order.is_list();
         let mut position: HashMap<u32, u64> = HashMap::new();
-        let mut previous = NIL;
-        for (node, place) in self.order.iter(&self.arena).zip(0..) {
-            same("older neighbour", self.arena[node].older, previous)?;
+        for (node, place) in self.order.iter().zip(0..) {
             let is_repeated = position.insert(node, place).is_some();
             same("a node is listed once", 0_u32, u32::from(is_repeated))?;
             let is_locked = self.arena[node].lock_count > 0;
             same("a locked node in the list", 0_u32, u32::from(is_locked))?;
-            previous = node;
+            let is_listed = self.order.is_listed(node);
+            same("a node of the list knows it", 1_u32, u32::from(is_listed))?;
         }
-        let unlocked = self.nodes().filter(|(_, node)| node.lock_count == 0);
-        same("listed nodes", position.len() as u64, count(unlocked))?;
+        let is_wanted = |node: &Node| node.lock_count == 0 && (is_list || node.num_children == 0);
+        let wanted = self.nodes().filter(|(_, node)| is_wanted(node));
+        same("listed nodes", position.len() as u64, count(wanted))?;
+        let links_agree = u32::from(self.order.links_agree());
+        same("neighbours in the list agree", 1_u32, links_agree)?;
         for (node, place) in &position {
             if let Some(parent_place) = position.get(&self.arena[*node].parent) {
                 let is_before = place < parent_place;
@@ -184,21 +169,42 @@ impl RadixCache {
     }
 }
 
+/// Who owns what, with the pages that nodes hold given by `in_tree`.
+pub(crate) fn check_pool(pool: &PagePool, in_tree: impl Iterator<Item = PageId>) -> Checked {
+    let states = pool.states();
+    let mut seen = vec![false; states.len()];
+    let mut see = |page: PageId, state: PageState| {
+        let is_owned = pool.state(page) == Some(state);
+        same("a page has its owner's state", 1_u32, u32::from(is_owned))?;
+        let is_repeated = std::mem::replace(&mut seen[page as usize], true);
+        same("a page has one owner", 0_u32, u32::from(is_repeated))
+    };
+    for &page in pool.free_pages() {
+        see(page, PageState::Free)?;
+    }
+    let mut num_tree = 0_u64;
+    for page in in_tree {
+        see(page, PageState::Tree)?;
+        num_tree += 1;
+    }
+    same("pages in the tree", pool.num_tree(), num_tree)?;
+    let with = |state| count(states.iter().filter(move |&&found| found == state));
+    same("free pages", pool.num_free(), with(PageState::Free))?;
+    same("tree pages", pool.num_tree(), with(PageState::Tree))?;
+    let is_dummy = states[0] == PageState::Dummy;
+    same("page 0 is the dummy page", 1_u32, u32::from(is_dummy))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::CacheConfig;
+    use crate::config::CacheConfig;
     use crate::key::Namespace;
     use crate::lock::Receipt;
 
     /// Two leaves (nodes 3 and 4) below an inner node (2), the second leaf locked; one page held.
     fn filled() -> (RadixCache, Receipt) {
-        let mut cache = RadixCache::new(CacheConfig {
-            page_size: 1,
-            num_pages: 8,
-            enabled: true,
-        })
-        .unwrap();
+        let mut cache = RadixCache::new(CacheConfig::new(1, 8)).unwrap();
         let namespace = Namespace::default();
         let mut pages = Vec::new();
         assert!(cache.allocate(5, &mut pages));
@@ -246,11 +252,11 @@ mod tests {
             }),
             ("page in two nodes", |cache| {
                 let (from, to) = (leaf(cache, true), leaf(cache, false));
-                cache.arena[to].pages[0] = cache.arena[from].pages[1];
+                cache.arena[to].pages_mut()[0] = cache.arena[from].pages()[1];
             }),
             ("page held and in the tree", |cache| {
                 let leaf = leaf(cache, true);
-                cache.arena[leaf].pages[1] = 5;
+                cache.arena[leaf].pages_mut()[1] = 5;
             }),
             ("child key", |cache| {
                 let leaf = leaf(cache, false);
@@ -258,7 +264,7 @@ mod tests {
             }),
             ("tokens of a first page", |cache| {
                 let leaf = leaf(cache, false);
-                let page = cache.arena[leaf].pages[0];
+                let page = cache.arena[leaf].pages()[0];
                 cache.tokens.write(&[page], &[77]);
             }),
             ("missing in the child index", |cache| {
@@ -267,11 +273,11 @@ mod tests {
             }),
             ("missing in the eviction order", |cache| {
                 let leaf = leaf(cache, false);
-                cache.order.remove(&mut cache.arena, leaf);
+                cache.delist(leaf);
             }),
             ("locked in the eviction order", |cache| {
                 let leaf = leaf(cache, true);
-                cache.order.push_newest(&mut cache.arena, leaf);
+                cache.enlist(leaf);
             }),
             ("node leaked", |cache| {
                 let leaf = Node::new(Box::from([5]), VOID, VOID, 1);
@@ -298,8 +304,8 @@ mod tests {
         let leaf = leaf(&cache, false);
         cache.unlock(receipt);
         cache.check_invariants().unwrap();
-        cache.order.remove(&mut cache.arena, leaf);
-        cache.order.push_newest(&mut cache.arena, leaf);
+        cache.delist(leaf);
+        cache.enlist(leaf);
         assert!(cache.check_invariants().is_err());
     }
 }

@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::config::Component;
 use crate::page::PageId;
 
 /// Why the cache refused an operation, or what [`check_invariants`] found broken.
@@ -49,6 +50,22 @@ pub enum CacheError {
     NotOnPath {
         /// Pages from the root to the end of the node.
         node_pages: u32,
+    },
+    /// A component that the tree does not hold (or a tail of it given twice).
+    #[error("the tree holds no data of component {}", component.name())]
+    NoComponent {
+        /// The component asked for.
+        component: Component,
+    },
+    /// A tail that covers more than the key.
+    #[error("{num_pages} {} pages for a key that takes {most}", component.name())]
+    TailMismatch {
+        /// The component of the tail.
+        component: Component,
+        /// Pages given.
+        num_pages: usize,
+        /// Pages that cover the whole key.
+        most: usize,
     },
     /// A flush while receipts are live.
     #[error("{num_receipts} receipts hold {num_pages} pages of the cache")]

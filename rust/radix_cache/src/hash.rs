@@ -1,8 +1,14 @@
 //! Page hashes for storage keys and events: SHA-256, chained from page to page.
 
+use sha2::block_api::compress256;
 use sha2::{Digest, Sha256};
 
+use crate::arena::NodeHandle;
+use crate::cache::RadixCache;
+use crate::error::CacheError;
+use crate::event::BlockHash;
 use crate::key::Namespace;
+use crate::page::PageId;
 
 /// Hash of a page and of everything before it.
 pub type PageHash = [u8; 32];
@@ -10,8 +16,26 @@ pub type PageHash = [u8; 32];
 /// Separates these hashes from any other use of SHA-256, and their versions from each other.
 const TAG: &[u8] = b"dsserve-page-hash-v1";
 
-/// Tokens converted to bytes at a time.
-const CHUNK: usize = 64;
+/// State of SHA-256 before the first block (FIPS 180-4, 5.3.3).
+const INITIAL: [u32; 8] = [
+    0x6a09_e667,
+    0xbb67_ae85,
+    0x3c6e_f372,
+    0xa54f_f53a,
+    0x510e_527f,
+    0x9b05_688c,
+    0x1f83_d9ab,
+    0x5be0_cd19,
+];
+
+/// Bytes of a SHA-256 block.
+const BLOCK: usize = 64;
+
+/// Blocks compressed by one call.
+const BATCH: usize = 8;
+
+/// A page that was not hashed yet.
+const UNKNOWN: PageHash = [0; 32];
 
 /// Hash of each whole page of `tokens`: `h_i = SHA-256(h_{i-1} || ids as u32 little-endian)`.
 ///
@@ -33,16 +57,75 @@ pub fn page_hashes(namespace: &Namespace, tokens: &[u32], page_size: u32) -> Vec
         .collect()
 }
 
+/// `SHA-256(previous || page)`. The message is padded by hand, block by block: the general
+/// interface buffers what it is given, which costs as much as a block of the hash itself.
 fn chain(previous: &PageHash, page: &[u32]) -> PageHash {
-    let mut hasher = Sha256::new_with_prefix(previous);
-    let mut buffer = [0_u8; 4 * CHUNK];
-    for tokens in page.chunks(CHUNK) {
-        for (bytes, token) in buffer.chunks_exact_mut(4).zip(tokens) {
-            bytes.copy_from_slice(&token.to_le_bytes());
+    let mut state = INITIAL;
+    let mut blocks = [[0_u8; BLOCK]; BATCH];
+    blocks[0][..32].copy_from_slice(previous);
+    let mut filled = 32;
+    let mut rest = page;
+    loop {
+        let room = (BATCH * BLOCK - filled) / 4;
+        let (now, later) = rest.split_at(rest.len().min(room));
+        let bytes = blocks.as_flattened_mut();
+        for (to, token) in bytes[filled..].chunks_exact_mut(4).zip(now) {
+            to.copy_from_slice(&token.to_le_bytes());
         }
-        hasher.update(&buffer[..4 * tokens.len()]);
+        filled += 4 * now.len();
+        rest = later;
+        if filled < BATCH * BLOCK {
+            break;
+        }
+        compress256(&mut state, &blocks);
+        filled = 0;
     }
-    hasher.finalize().into()
+    let num_bits = 8 * (32 + 4 * page.len() as u64);
+    // The rest, a one bit, zeros, and the length at the end of a block.
+    let end = (filled + 9).next_multiple_of(BLOCK);
+    let bytes = blocks.as_flattened_mut();
+    if end <= bytes.len() {
+        bytes[filled..end].fill(0);
+        bytes[filled] = 0x80;
+        bytes[end - 8..end].copy_from_slice(&num_bits.to_be_bytes());
+        compress256(&mut state, &blocks[..end / BLOCK]);
+    } else {
+        bytes[filled..].fill(0);
+        bytes[filled] = 0x80;
+        compress256(&mut state, &blocks);
+        let mut last = [0_u8; BLOCK];
+        last[BLOCK - 8..].copy_from_slice(&num_bits.to_be_bytes());
+        compress256(&mut state, &[last]);
+    }
+    let mut hash = UNKNOWN;
+    for (to, word) in hash.chunks_exact_mut(4).zip(state) {
+        to.copy_from_slice(&word.to_be_bytes());
+    }
+    hash
+}
+
+/// The name of a page in events: the first 16 hex digits of its hash as a signed number; in a
+/// namespace (one with `extra_key`, `cache_salt` or adapter) those of
+/// `SHA-256(hash || namespace hash)`, so that nobody can tell a salted block from its tokens.
+#[must_use]
+pub fn block_hash(namespace: &Namespace, hash: &PageHash) -> BlockHash {
+    name_of(hash, event_salt(namespace).as_ref())
+}
+
+/// What block names are hashed with, if anything.
+fn event_salt(namespace: &Namespace) -> Option<PageHash> {
+    let is_named = namespace.extra_key.is_some()
+        || namespace.cache_salt.is_some()
+        || namespace.adapter.is_some();
+    is_named.then(|| namespace_hash(namespace))
+}
+
+fn name_of(hash: &PageHash, salt: Option<&PageHash>) -> BlockHash {
+    let named = salt.map(|salt| Sha256::new_with_prefix(hash).chain_update(salt).finalize());
+    let bytes = named.as_ref().map_or(&hash[..], |named| &named[..]);
+    let mut first = [0_u8; 8];
+    first.copy_from_slice(&bytes[..8]);
+    BlockHash::from_be_bytes(first)
 }
 
 fn namespace_hash(namespace: &Namespace) -> PageHash {
@@ -62,6 +145,101 @@ fn namespace_hash(namespace: &Namespace) -> PageHash {
         part(text.as_deref().map(str::as_bytes));
     }
     hasher.finalize().into()
+}
+
+/// Hashes of pages in the tree, by page id like their tokens: a split moves nothing.
+#[derive(Debug, Default)]
+pub(crate) struct HashStore {
+    /// Empty until somebody wants a hash.
+    by_page: Vec<PageHash>,
+}
+
+impl HashStore {
+    pub(crate) fn of(&self, page: PageId) -> PageHash {
+        self.by_page.get(page as usize).copied().unwrap_or(UNKNOWN)
+    }
+
+    /// The page holds other tokens now.
+    pub(crate) fn forget(&mut self, pages: &[PageId]) {
+        if self.by_page.is_empty() {
+            return;
+        }
+        for &page in pages {
+            self.by_page[page as usize] = UNKNOWN;
+        }
+    }
+}
+
+impl RadixCache {
+    /// Chained hash of each whole page of `tokens`; see [`page_hashes`].
+    #[must_use]
+    pub fn page_hashes(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<PageHash> {
+        page_hashes(namespace, tokens, self.config.page_size)
+    }
+
+    /// Chained hash of each page of a cached prefix. Computed when first wanted, then kept.
+    ///
+    /// # Errors
+    /// [`CacheError::StaleHandle`].
+    pub fn prefix_hashes(&mut self, node: NodeHandle) -> Result<Vec<PageHash>, CacheError> {
+        let node = self.arena.resolve(node)?;
+        self.hash_path(node);
+        let path = self.path_to(node);
+        let pages = path.iter().flat_map(|&node| self.arena[node].pages());
+        Ok(pages.map(|&page| self.hashes.of(page)).collect())
+    }
+
+    /// Hashes what was not hashed yet on the path to `node`.
+    pub(crate) fn hash_path(&mut self, node: u32) {
+        if self.hashes.by_page.is_empty() {
+            self.hashes.by_page = vec![UNKNOWN; self.config.num_pages as usize + 1];
+        }
+        // A page has a hash only if all before it have one.
+        let mut path = Vec::new();
+        let mut at = node;
+        let mut previous = loop {
+            match self.arena[at].pages().last() {
+                Some(&last) if self.hashes.of(last) == UNKNOWN => path.push(at),
+                Some(&last) => break self.hashes.of(last),
+                None => break self.root_hash(at),
+            }
+            at = self.arena[at].parent;
+        };
+        for &node in path.iter().rev() {
+            for &page in self.arena[node].pages() {
+                let hash = &mut self.hashes.by_page[page as usize];
+                if *hash == UNKNOWN {
+                    *hash = chain(&previous, self.tokens.page(page));
+                }
+                previous = *hash;
+            }
+        }
+    }
+
+    fn root_hash(&self, root: u32) -> PageHash {
+        let name = self.namespaces.name(root);
+        name.map_or(UNKNOWN, |name| namespace_hash(name))
+    }
+
+    /// Names of hashed pages of a node.
+    pub(crate) fn block_hashes(&self, node: u32, pages: &[PageId]) -> Vec<BlockHash> {
+        let name = self.namespaces.name(self.arena[node].root);
+        let salt = name.and_then(|name| event_salt(name));
+        let hashes = pages.iter().map(|&page| self.hashes.of(page));
+        hashes.map(|hash| name_of(&hash, salt.as_ref())).collect()
+    }
+
+    /// Nodes from below the root to `node`.
+    pub(crate) fn path_to(&self, node: u32) -> Vec<u32> {
+        let mut path = Vec::new();
+        let mut at = node;
+        while !self.arena[at].is_root() {
+            path.push(at);
+            at = self.arena[at].parent;
+        }
+        path.reverse();
+        path
+    }
 }
 
 #[cfg(test)]

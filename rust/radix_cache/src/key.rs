@@ -41,10 +41,21 @@ impl Namespaces {
         self.by_root.insert(root, name);
     }
 
+    pub(crate) fn name(&self, root: u32) -> Option<&Arc<Namespace>> {
+        self.by_root.get(&root)
+    }
+
     pub(crate) fn remove(&mut self, root: u32) {
         if let Some(name) = self.by_root.remove(&root) {
             self.by_name.remove(&name);
         }
+    }
+
+    /// Roots of namespaces of earlier model generations.
+    pub(crate) fn older_than(&self, generation: u64) -> impl Iterator<Item = u32> + '_ {
+        let names = self.by_name.iter();
+        let older = names.filter(move |(name, _)| name.model_generation < generation);
+        older.map(|(_, &root)| root)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -9,7 +9,7 @@
 //! ```
 //! use dsserve_radix_cache::{CacheConfig, Namespace, RadixCache};
 //!
-//! let mut cache = RadixCache::new(CacheConfig { page_size: 2, num_pages: 8, enabled: true })?;
+//! let mut cache = RadixCache::new(CacheConfig::new(2, 8))?;
 //! let namespace = Namespace::default();
 //! let prompt = [10, 11, 12, 13, 14];
 //!
@@ -28,23 +28,35 @@
 mod arena;
 mod cache;
 mod check;
+mod check_tails;
 mod children;
+mod component;
+mod config;
 mod error;
+mod event;
 mod evict;
 mod hash;
+mod insert;
 mod key;
 mod lock;
 mod order;
 mod page;
+mod path;
+mod policy;
 mod pool;
 mod tokens;
+mod trailing;
 mod tree;
+mod version;
 
 pub use arena::NodeHandle;
-pub use cache::{CacheConfig, RadixCache};
+pub use cache::{PoolCounts, RadixCache};
+pub use config::{CacheConfig, Component, ComponentConfig, EvictionPolicy, Retention};
 pub use error::CacheError;
-pub use hash::{page_hashes, PageHash};
+pub use event::{BlockHash, EventBatch, KvEvent, Medium};
+pub use hash::{block_hash, page_hashes, PageHash};
+pub use insert::{InsertOptions, Inserted, InsertedTail, Replaced, TailPages};
 pub use key::Namespace;
 pub use lock::Receipt;
 pub use page::PageId;
-pub use tree::{Inserted, Match, Replaced};
+pub use tree::Match;

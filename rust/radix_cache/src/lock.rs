@@ -12,6 +12,8 @@ use crate::error::CacheError;
 #[must_use = "a lock must be given back with unlock"]
 pub struct Receipt {
     node: NodeHandle,
+    /// Whether it keeps data of the components besides FULL, too.
+    keeps_tails: bool,
     is_settled: bool,
 }
 
@@ -38,25 +40,47 @@ impl Drop for Receipt {
 }
 
 impl RadixCache {
-    /// Keeps the prefix that ends with `node` from being evicted until the receipt comes back.
+    /// Keeps the prefix that ends with `node` from being evicted until the receipt comes back: all
+    /// of its FULL pages, and of the other components the data that a hit at its end needs.
+    ///
+    /// Splits of the path leave the receipt valid.
     ///
     /// # Errors
     /// [`CacheError::StaleHandle`] if the node is gone.
     pub fn lock(&mut self, node: NodeHandle) -> Result<Receipt, CacheError> {
-        let mut index = self.arena.resolve(node)?;
+        let end = self.arena.resolve(node)?;
+        let mut index = end;
         while index != NIL {
             if self.arena[index].lock_count == 0 && !self.arena[index].is_root() {
-                self.order.remove(&mut self.arena, index);
+                if self.order.is_listed(index) {
+                    self.delist(index);
+                }
                 self.num_evictable -= self.arena[index].num_pages();
             }
             self.arena[index].lock_count += 1;
             index = self.arena[index].parent;
         }
+        self.lock_tails(end);
         self.num_receipts += 1;
+        self.num_tail_receipts += u32::from(!self.arena[end].is_root());
         Ok(Receipt {
             node,
+            keeps_tails: true,
             is_settled: false,
         })
+    }
+
+    /// Gives up the receipt's hold on components besides FULL, once the request has moved so far
+    /// past the prefix that it needs them no more.
+    ///
+    /// # Panics
+    /// If the receipt is of another cache.
+    pub fn release_window(&mut self, mut receipt: Receipt) -> Receipt {
+        if std::mem::take(&mut receipt.keeps_tails) {
+            let end = self.locked_end(&receipt);
+            self.release_tails(end);
+        }
+        receipt
     }
 
     /// Gives a lock back. What nobody locks any more counts as just used.
@@ -64,11 +88,13 @@ impl RadixCache {
     /// # Panics
     /// If the receipt is of another cache.
     pub fn unlock(&mut self, mut receipt: Receipt) {
+        let end = self.locked_end(&receipt);
         receipt.is_settled = true;
-        let mut index = self
-            .arena
-            .resolve(receipt.node)
-            .expect("a locked node is never removed");
+        self.uses.tick();
+        if receipt.keeps_tails {
+            self.release_tails(end);
+        }
+        let mut index = end;
         while index != NIL {
             let node = &mut self.arena[index];
             node.lock_count -= 1;
@@ -78,11 +104,22 @@ impl RadixCache {
                     self.prune_root(index);
                 } else {
                     self.num_evictable += node.num_pages();
-                    self.order.push_newest(&mut self.arena, index);
+                    self.uses.touch(index, false, i32::MIN);
+                    self.enlist(index);
                 }
             }
             index = parent;
         }
         self.num_receipts -= 1;
+    }
+
+    fn locked_end(&self, receipt: &Receipt) -> u32 {
+        let end = self.arena.resolve(receipt.node);
+        end.expect("a locked node is neither removed nor cut")
+    }
+
+    fn release_tails(&mut self, end: u32) {
+        self.unlock_tails(end);
+        self.num_tail_receipts -= u32::from(!self.arena[end].is_root());
     }
 }

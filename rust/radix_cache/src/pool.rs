@@ -87,6 +87,15 @@ impl PagePool {
         Ok(())
     }
 
+    /// Tree back to the caller: takes an [`adopt`](Self::adopt) back.
+    pub(crate) fn disown(&mut self, pages: &[PageId]) {
+        for &page in pages {
+            debug_assert_eq!(self.state[page as usize], PageState::Tree);
+            self.state[page as usize] = PageState::Held;
+        }
+        self.num_tree -= page_count(pages.len());
+    }
+
     /// Tree to free list.
     pub(crate) fn release_tree(&mut self, pages: &[PageId]) {
         for &page in pages.iter().rev() {

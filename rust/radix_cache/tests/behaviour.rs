@@ -3,7 +3,9 @@
 mod common;
 
 use common::{namespaces, new_cache, put, take};
-use dsserve_radix_cache::{CacheConfig, CacheError, Namespace, RadixCache};
+use dsserve_radix_cache::{
+    CacheConfig, CacheError, Component, ComponentConfig, Namespace, RadixCache, Retention,
+};
 
 fn plain() -> Namespace {
     Namespace::default()
@@ -11,42 +13,23 @@ fn plain() -> Namespace {
 
 #[test]
 fn config_with_a_wrong_value_is_refused_by_name() {
-    let good = CacheConfig {
-        page_size: 4,
-        num_pages: 8,
-        enabled: true,
+    let good = CacheConfig::new(4, 8);
+    let window = |retention, page_tokens, num_pages| {
+        let config = ComponentConfig::new(retention, page_tokens, num_pages);
+        good.with_component(Component::Window, config)
     };
+    let trailing = Retention::Trailing(8);
     let cases = [
-        (
-            CacheConfig {
-                page_size: 0,
-                ..good
-            },
-            "page_size",
-        ),
-        (
-            CacheConfig {
-                page_size: 6,
-                ..good
-            },
-            "page_size",
-        ),
-        (
-            CacheConfig {
-                num_pages: 0,
-                ..good
-            },
-            "num_pages",
-        ),
-        (
-            CacheConfig {
-                // Few pages: were this accepted, it should not fill the machine.
-                page_size: 1 << 31,
-                num_pages: 2,
-                ..good
-            },
-            "num_pages",
-        ),
+        (CacheConfig::new(0, 8), "page_size"),
+        (CacheConfig::new(6, 8), "page_size"),
+        (CacheConfig::new(4, 0), "num_pages"),
+        // Few pages: were this accepted, it should not fill the machine.
+        (CacheConfig::new(1 << 31, 2), "num_pages"),
+        (window(trailing, 8, 4), "page_tokens"),
+        (window(trailing, 3, 4), "page_tokens"),
+        (window(trailing, 0, 4), "page_tokens"),
+        (window(trailing, 4, 0), "num_pages of a component"),
+        (window(Retention::Trailing(0), 4, 4), "trailing"),
     ];
     for (config, name) in cases {
         match RadixCache::new(config) {
@@ -157,8 +140,9 @@ fn locks_survive_a_split_on_both_parts() {
     cache.unlock(long);
     assert_eq!((cache.num_locked(), cache.num_evictable()), (2, 3));
     cache.check_invariants().unwrap();
-    assert_eq!(cache.evict(1), 3, "the tail went, as a whole");
-    assert_eq!(cache.match_dry_run(&plain(), &[1, 2, 3]), 2);
+    assert_eq!(cache.evict(2), 2, "the end of the tail went");
+    assert_eq!(cache.match_dry_run(&plain(), &[1, 2, 3, 4]), 3);
+    assert_eq!(cache.evict(2), 1, "the head is locked");
     cache.unlock(short);
     assert_eq!((cache.num_locked(), cache.evict(8)), (0, 2));
     cache.check_invariants().unwrap();
@@ -184,11 +168,11 @@ fn the_least_recently_used_leaf_goes_first() {
             .filter(|&first| cache.match_dry_run(&plain(), &[first, first + 1]) > 0)
             .collect()
     };
-    assert_eq!((cache.evict(1), left(&cache)), (2, vec![1, 5, 7]));
-    assert_eq!((cache.evict(1), left(&cache)), (2, vec![1, 5]));
+    assert_eq!((cache.evict(2), left(&cache)), (2, vec![1, 5, 7]));
+    assert_eq!((cache.evict(2), left(&cache)), (2, vec![1, 5]));
     cache.unlock(receipt);
     assert_eq!(
-        (cache.evict(1), left(&cache)),
+        (cache.evict(2), left(&cache)),
         (2, vec![5]),
         "unlocking is a use"
     );
@@ -281,12 +265,7 @@ fn flush_is_refused_while_anything_is_locked() {
 
 #[test]
 fn a_disabled_cache_finds_nothing_and_frees_what_it_gets() {
-    let mut cache = RadixCache::new(CacheConfig {
-        page_size: 2,
-        num_pages: 4,
-        enabled: false,
-    })
-    .unwrap();
+    let mut cache = RadixCache::new(CacheConfig::new(2, 4).with_enabled(false)).unwrap();
     let pages = take(&mut cache, 2);
     let inserted = cache.insert(&plain(), &[1, 2, 3, 4], &pages).unwrap();
     assert_eq!((inserted.reused_len, inserted.replaced.len()), (0, 0));

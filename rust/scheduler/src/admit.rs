@@ -1,6 +1,4 @@
 //! Admission: match, lock, allocate, or a reason why not.
-use dsserve_radix_cache::Match;
-
 use crate::budget::Budget;
 use crate::config::Policy;
 use crate::error::Result;
@@ -204,11 +202,8 @@ impl Scheduler {
         let mut found = self.cache.match_prefix(namespace, tokens);
         let usable = usable_hit(found.cached_len, prefill_len, &self.config);
         if usable == 0 {
-            found = Match {
-                cached_len: 0,
-                node: found.node,
-                pages: Vec::new(),
-            };
+            found.cached_len = 0;
+            found.pages.clear();
         } else if usable < found.cached_len {
             found = self
                 .cache

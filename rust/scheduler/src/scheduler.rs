@@ -63,11 +63,9 @@ impl Scheduler {
     /// [`SchedulerError::Config`] listing every wrong value.
     pub fn new(config: SchedulerConfig) -> Result<Self> {
         config.validate()?;
-        let cache = RadixCache::new(CacheConfig {
-            page_size: config.page_size,
-            num_pages: config.num_pages,
-            enabled: config.uses_tree(),
-        })?;
+        let cache = RadixCache::new(
+            CacheConfig::new(config.page_size, config.num_pages).with_enabled(config.uses_tree()),
+        )?;
         Ok(Self {
             cache,
             tree_version: 0,

@@ -254,6 +254,7 @@ impl Harness {
             node,
             reused_len,
             replaced,
+            ..
         } = result.unwrap();
         let expected: Vec<Replaced> = (skipped..tree.len())
             .filter(|&column| row[column] != tree[column])

@@ -12,12 +12,7 @@ use dsserve_radix_cache::{CacheConfig, Namespace, PageId, RadixCache};
 
 /// An enabled cache.
 pub fn new_cache(page_size: u32, num_pages: u32) -> RadixCache {
-    RadixCache::new(CacheConfig {
-        page_size,
-        num_pages,
-        enabled: true,
-    })
-    .unwrap()
+    RadixCache::new(CacheConfig::new(page_size, num_pages)).unwrap()
 }
 
 /// Namespaces that differ in one part each; `""` against `None` among them.

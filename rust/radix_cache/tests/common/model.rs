@@ -125,26 +125,14 @@ impl Model {
         self.drop_unused_roots();
     }
 
-    /// Evicts whole leaves by their last use; returns the freed pages.
+    /// Evicts page by page from the ends of leaves, by their last use; returns the freed pages.
     pub fn evict(&mut self, count: usize) -> Vec<PageId> {
         let mut freed = Vec::new();
         while freed.len() < count {
-            let Some((namespace, mut tokens)) = self.oldest_leaf() else {
+            let Some(prefix) = self.oldest_leaf() else {
                 break;
             };
-            loop {
-                freed.push(
-                    self.entries
-                        .remove(&(namespace, tokens.clone()))
-                        .unwrap()
-                        .page,
-                );
-                tokens.truncate(tokens.len() - self.page_size);
-                let up = self.entries.get(&(namespace, tokens.clone()));
-                if up.is_none_or(|entry| entry.is_boundary) {
-                    break;
-                }
-            }
+            freed.push(self.entries.remove(&prefix).unwrap().page);
         }
         self.drop_unused_roots();
         freed
