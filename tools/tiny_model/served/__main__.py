@@ -10,7 +10,7 @@ import datetime
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -25,8 +25,6 @@ from dsserve.cli.default_model import shipped_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tools.tiny_model.served.results import Result
-
 _NO_RESULT = 2
 
 
@@ -37,22 +35,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         specs = select_rows(name.strip() for name in options.rows.split(",") if name.strip())
-        checkpoint = _checkpoint(options.checkpoint)
-        runner = Runner(checkpoint, options.count, _tell)
-        findings = runner.run(specs)
+        runner = Runner(_checkpoint(options.checkpoint), options.count)
+        for result in runner.run(specs):
+            sys.stdout.write(f"{line(result)}\n")
+            sys.stdout.flush()
+            # After every row, so that a run that is broken off leaves what it found.
+            if options.out is not None:
+                write_json(options.out, runner.findings, _settings(runner, began))
     except (Misuse, ServerFailed, RequestFailed) as error:
         sys.stderr.write(f"eval-tiny: {error}\n")
         return _NO_RESULT
     order = {spec.name: number for number, spec in enumerate(specs)}
-    results = sorted(findings.results, key=lambda result: order[result.spec.name])
-    findings.results = results
+    results = sorted(runner.findings.results, key=lambda result: order[result.spec.name])
     Console().print(rich_table(results))
-    if options.out is not None:
-        settings = {
-            "checkpoint": checkpoint.name, "count": options.count, "seconds": round(time.monotonic() - began),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        }  # fmt: skip
-        write_json(options.out, findings, settings)
     if options.markdown is not None:
         options.markdown.write_text(markdown_table(results), encoding="utf-8")
     missed = [result.spec.name for result in results if not result.passed]
@@ -67,9 +62,13 @@ def _checkpoint(given: Path | None) -> Path:
     return checkpoint
 
 
-def _tell(result: Result) -> None:
-    sys.stdout.write(f"{line(result)}\n")
-    sys.stdout.flush()
+def _settings(runner: Runner, began_s: float) -> dict[str, Any]:
+    return {
+        "checkpoint": runner.checkpoint.name,
+        "count": runner.count,
+        "seconds": round(time.monotonic() - began_s),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from tools.tiny_model.served.rows import Kind, RowSpec
 from tools.tiny_model.served.server import read_counter, running_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _IN_FLIGHT = 8
@@ -40,13 +40,11 @@ class Runner:
     Attributes:
         checkpoint: Folder of the checkpoint.
         count: Examples per row.
-        tell: Told every row as it is ready.
         findings: What was found so far.
     """
 
     checkpoint: Path
     count: int
-    tell: Callable[[Result], None]
     findings: Findings = field(default_factory=Findings)
     _renderer: Renderer = field(init=False)
     _answers: dict[str, list[Answered]] = field(default_factory=dict)
@@ -55,29 +53,28 @@ class Runner:
     def __post_init__(self) -> None:
         self._renderer = Renderer(self.checkpoint / "tokenizer.json")
 
-    def run(self, specs: Sequence[RowSpec]) -> Findings:
-        """Score the rows, in an order that needs few servers."""
+    def run(self, specs: Sequence[RowSpec]) -> Iterator[Result]:
+        """Score the rows, in an order that needs few servers; every row comes when it is ready."""
         kinds = {kind: [spec for spec in specs if spec.kind is kind] for kind in Kind}
         with running_server(self.checkpoint) as url:
             for spec in kinds[Kind.ANSWER]:
-                self._answer(url, spec)
+                yield self._answer(url, spec)
             for spec in kinds[Kind.PARSES]:
-                self._parse(spec)
+                yield self._parse(spec)
             for spec in kinds[Kind.EFFORT]:
-                self._effort(url, spec)
+                yield self._effort(url, spec)
             for spec in kinds[Kind.AFTER_RETRACTION]:
                 cases = [case for case, _ in self._pressed(spec)]
                 self._plain[spec.name] = self._ask(url, cases)
         for spec in (*kinds[Kind.THINKING], *kinds[Kind.ENDS]):
-            self._format(spec)
+            yield self._format(spec)
         if kinds[Kind.AFTER_HIT]:
             with running_server(self.checkpoint, _HIT_FLAGS) as url:
                 for spec in kinds[Kind.AFTER_HIT]:
-                    self._after_hit(url, spec)
+                    yield self._after_hit(url, spec)
         for spec in kinds[Kind.AFTER_RETRACTION]:
-            self._after_retraction(spec)
-        self._accept([*kinds[Kind.ACCEPT_MEAN], *kinds[Kind.ACCEPT_LEAST]])
-        return self.findings
+            yield self._after_retraction(spec)
+        yield from self._accept([*kinds[Kind.ACCEPT_MEAN], *kinds[Kind.ACCEPT_LEAST]])
 
     def _ask(self, url: str, cases: Sequence[Case]) -> list[Answered]:
         replies = ask_all(url, [[case.body()] for case in cases], in_flight=_IN_FLIGHT)
@@ -85,35 +82,35 @@ class Runner:
         self.findings.answered += answered
         return answered
 
-    def _answer(self, url: str, spec: RowSpec) -> None:
+    def _answer(self, url: str, spec: RowSpec) -> Result:
         began = time.monotonic()
         answered = self._ask(url, build_cases(self._renderer, spec.data, self.count))
         self._answers[spec.name] = answered
         note = f"{time.monotonic() - began:.0f} s"
-        self.tell(self.findings.add_answers(spec, answered, note=note))
+        return self.findings.add_answers(spec, answered, note=note)
 
-    def _parse(self, spec: RowSpec) -> None:
+    def _parse(self, spec: RowSpec) -> Result:
         answered = self._answers[spec.data]
         bad = [each for each in answered if not parses(each.reply.content)]
-        self._share(spec, answered, bad, "no JSON object")
+        return self._share(spec, answered, bad, "no JSON object")
 
-    def _format(self, spec: RowSpec) -> None:
+    def _format(self, spec: RowSpec) -> Result:
         """Reasoning, or the end, of all answers of the run."""
         answered = self.findings.answered
         if spec.kind is Kind.THINKING:
             bad = [each for each in answered if not each.case.is_formatted(each.reply)]
         else:
             bad = [each for each in answered if not has_ended(each.reply)]
-        self._share(spec, answered, bad, spec.name)
+        return self._share(spec, answered, bad, spec.name)
 
     def _share(
         self, spec: RowSpec, answered: Sequence[Answered], bad: Sequence[Answered], fault: str
-    ) -> None:
+    ) -> Result:
         self.findings.wrong += [Wrong(spec.name, each.case, each.reply, fault) for each in bad]
         score = 1 - len(bad) / max(len(answered), 1)
-        self.tell(self.findings.add(spec, len(answered), score))
+        return self.findings.add(spec, len(answered), score)
 
-    def _effort(self, url: str, spec: RowSpec) -> None:
+    def _effort(self, url: str, spec: RowSpec) -> Result:
         """The same prompts with each effort: reasoning must not shrink, and must be longest with `max`."""
         each_count = -(-self.count // len(_EFFORT_DATA))
         cases = [
@@ -133,12 +130,10 @@ class Runner:
             f"{effort} {mean:.1f}" for effort, mean in zip(_EFFORTS, means, strict=True)
         )
         broken = "" if means[0] < means[1] < means[2] else f"not {note}"
-        result = self.findings.add(
-            spec, len(cases), sum(grows) / len(cases), note=note, broken=broken
-        )
-        self.tell(result)
+        score = sum(grows) / len(cases)
+        return self.findings.add(spec, len(cases), score, note=note, broken=broken)
 
-    def _after_hit(self, url: str, spec: RowSpec) -> None:
+    def _after_hit(self, url: str, spec: RowSpec) -> Result:
         """The question after another one about the same context."""
         before = self._answers[spec.data]
         chains = [(each, hit_chain(each.case)) for each in before]
@@ -152,9 +147,9 @@ class Runner:
         cached = sum(hit.reply.cached_tokens for _, hit in pairs) / max(len(pairs), 1)
         note = f"{len(pairs)} of {len(asked)} with a hit, mean {cached:.0f} tokens"
         broken = "" if 2 * len(pairs) > len(asked) else f"too few hits: {note}"
-        self._compare(spec, pairs, note, broken)
+        return self._compare(spec, pairs, note, broken)
 
-    def _after_retraction(self, spec: RowSpec) -> None:
+    def _after_retraction(self, spec: RowSpec) -> Result:
         """The question with the longest reply, against the same without pressure on the pool."""
         pressed = [each for _, each in self._pressed(spec)]
         with running_server(self.checkpoint, server_flags(pressed)) as url:
@@ -167,7 +162,7 @@ class Runner:
         ]
         note = f"{count} retractions"
         broken = "" if 4 * count >= len(pairs) else f"too few retractions: {count}"
-        self._compare(spec, pairs, note, broken)
+        return self._compare(spec, pairs, note, broken)
 
     def _pressed(self, spec: RowSpec) -> list[tuple[Case, Pressed]]:
         count = max(1, self.count // _PRESSED_SHARE)
@@ -176,13 +171,12 @@ class Runner:
 
     def _compare(
         self, spec: RowSpec, pairs: Sequence[tuple[Answered, Answered]], note: str, broken: str
-    ) -> None:
+    ) -> Result:
         base = sum(before.is_right for before, _ in pairs) / max(len(pairs), 1)
         after = [each for _, each in pairs]
-        self.tell(self.findings.add_answers(spec, after, base=base, note=note, broken=broken))
+        return self.findings.add_answers(spec, after, base=base, note=note, broken=broken)
 
-    def _accept(self, specs: Iterable[RowSpec]) -> None:
-        specs = list(specs)
+    def _accept(self, specs: Sequence[RowSpec]) -> Iterator[Result]:
         if not specs:
             return
         meter = AcceptanceMeter.of_checkpoint(self.checkpoint)
@@ -194,4 +188,4 @@ class Runner:
             is_mean = spec.kind is Kind.ACCEPT_MEAN
             note = f"{count} examples a task" if is_mean else least
             score = mean if is_mean else table[least]
-            self.tell(self.findings.add(spec, count * len(table), score, note=note))
+            yield self.findings.add(spec, count * len(table), score, note=note)
