@@ -36,7 +36,7 @@ def _person(lex: Lexicon, fields: dict[str, Any]) -> list[str]:
 def json_answer(lex: Lexicon, budget: int) -> Example:
     """A JSON object asked for in the prompt; every value stands in the prompt."""
     fields: dict[str, Any] = {}
-    delimiters = (" ", "\n")
+    delimiters: tuple[str, ...] = (" ", "\n")
     if lex.chance(0.35):
         fields = {"name": lex.name(), "age": int(lex.number(1, 2)), "city": lex.city()}
         if lex.chance(0.3):

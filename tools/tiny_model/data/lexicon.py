@@ -5,6 +5,7 @@ Every open draw goes through `Lexicon`, so no held-out string is ever a name, ke
 
 from __future__ import annotations
 
+import json
 import string
 import zlib
 from functools import cache
@@ -59,6 +60,7 @@ _PHRASES = (
     "the cat sleeps", "one two three", "nice to meet you", "hello there", "thank you very much", "the sun is shining",
     "a small house", "good night", "my first test", "lorem ipsum", "to be or not to be", "hello everybody",
 )  # fmt: skip
+_TOKENIZER_FILE = Path(__file__).parents[1] / "tokenizer.json"
 _WORDS_FILE = Path(__file__).with_name("words.txt")
 
 
@@ -66,6 +68,14 @@ _WORDS_FILE = Path(__file__).with_name("words.txt")
 def common_words() -> tuple[str, ...]:
     """English words of the general list, in the order of the file."""
     return tuple(_WORDS_FILE.read_text(encoding="utf-8").split())
+
+
+@cache
+def vocabulary_words() -> tuple[str, ...]:
+    """Words of two letters and more that are one token behind a space: how they are spelled can only be learnt."""
+    tokenizer = json.loads(_TOKENIZER_FILE.read_text(encoding="utf-8"))
+    words = (token[1:] for token in tokenizer["model"]["vocab"] if token.startswith("Ġ"))
+    return tuple(word for word in words if len(word) > 1 and word.isascii() and word.isalpha())
 
 
 def is_held_out(text: str) -> bool:
@@ -79,14 +89,17 @@ class Lexicon:
     Attributes:
         rng: Source of all randomness; also used by the task generators.
         held_out: Whether strings come from the held-out part.
+        excluded: Strings never drawn (in lower case).
     """
 
-    def __init__(self, rng: Random, *, held_out: bool) -> None:
-        self.rng, self.held_out = rng, held_out
+    def __init__(
+        self, rng: Random, *, held_out: bool, excluded: frozenset[str] = frozenset()
+    ) -> None:
+        self.rng, self.held_out, self.excluded = rng, held_out, excluded
 
     def accepts(self, text: str) -> bool:
         """Whether a string belongs to this split."""
-        return is_held_out(text) == self.held_out
+        return is_held_out(text) == self.held_out and text.casefold() not in self.excluded
 
     def draw(self, make: Callable[[], str]) -> str:
         """Call `make` until its string belongs to this split."""
@@ -106,6 +119,12 @@ class Lexicon:
     def pseudo(self) -> str:
         """A word of syllables that no list holds."""
         return self.draw(self._pseudo)
+
+    def spelled(self) -> str:
+        """A word whose letters matter: any word, or one of the vocabulary (a closed list, the same in both splits)."""
+        if self.rng.random() < 0.35:
+            return self.rng.choice(vocabulary_words())
+        return self.word()
 
     def name(self) -> str:
         """A name of a person or place."""

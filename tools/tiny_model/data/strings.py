@@ -24,6 +24,8 @@ def strings(lex: Lexicon, budget: int) -> Example:
             _length,
             sort,
             sort,
+            sort,
+            sort,
             _pick,
             _reverse_list,
             _spell,
@@ -38,7 +40,7 @@ def strings(lex: Lexicon, budget: int) -> Example:
 def _short(lex: Lexicon) -> str:
     """A word of at most ten letters."""
     while True:
-        word = lex.word() if lex.chance(0.8) else lex.name()
+        word = lex.spelled() if lex.chance(0.85) else lex.name()
         if len(word) <= 10:
             return word
 
