@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import sys
 import time
 from pathlib import Path
@@ -26,11 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NO_RESULT = 2
+_TERMINATED = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run; 1 if a row is below its threshold, 2 if nothing could be measured."""
     options = _parser().parse_args(argv)
+    # So that the server is stopped whichever way this process ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     torch.set_num_threads(1)
     began = time.monotonic()
     try:
