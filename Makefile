@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench docs wheel clean
+.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench eval-tiny docs wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -59,6 +59,10 @@ fmt: build ## Format Rust and Python code
 
 bench: build ## Measure speed; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
+
+eval-tiny: build ## Score the embedded model through the HTTP API; CHECKPOINT=DIR COUNT=64 ROWS="table,date" OUT=FILE
+	$(BIN)/python -m tools.tiny_model.served $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
+	  $(if $(COUNT),--count $(COUNT)) $(if $(ROWS),--rows "$(ROWS)") $(if $(OUT),--out "$(OUT)") $(ARGS)
 
 docs: ## Build the reference of the Rust crates (target/doc)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
