@@ -19,6 +19,7 @@ BENCHMARKS = {
     "scheduler": "benchmarks.scheduler_steps",
     "radix": "benchmarks.radix_match",
     "http": "benchmarks.http_decode",
+    "embedded": "benchmarks.embedded_model",
 }
 
 
