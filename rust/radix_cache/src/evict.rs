@@ -19,6 +19,8 @@ use crate::tree::Place;
 /// Roots of namespaces whose model generation was replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Retired {
+    /// The first generation that was not.
+    generation: u64,
     roots: HashSet<u32>,
 }
 
@@ -28,6 +30,13 @@ impl Retired {
             Class::Current
         } else {
             Class::Retired
+        }
+    }
+
+    /// A root was made for a namespace of `generation`.
+    pub(crate) fn note_root(&mut self, root: u32, generation: u64) {
+        if generation < self.generation {
+            self.roots.insert(root);
         }
     }
 }
@@ -107,6 +116,7 @@ impl RadixCache {
     /// New requests cannot reach it any more: their namespaces name the new generation.
     /// Linear in the nodes of the tree.
     pub fn retire_generations(&mut self, generation: u64) {
+        self.retired.generation = self.retired.generation.max(generation);
         let mut roots: HashSet<u32> = self.namespaces.older_than(generation).collect();
         roots.retain(|root| !self.retired.roots.contains(root));
         if roots.is_empty() {

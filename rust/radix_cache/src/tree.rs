@@ -192,6 +192,7 @@ impl RadixCache {
         let root = self.arena.insert(Node::new(Box::default(), NIL, NIL, 0));
         self.arena[root].root = root;
         self.namespaces.insert(namespace, root);
+        self.retired.note_root(root, namespace.model_generation);
         self.version += 1;
         self.arena[root].changed_at = self.version;
         self.arena[VOID].changed_at = self.version;

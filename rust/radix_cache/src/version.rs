@@ -38,7 +38,6 @@ impl RadixCache {
         self.arena[node].changed_at <= found.version
             || (found.full_len == found.cached_len
                 && node != crate::arena::VOID
-                && self.min_hit == 0
                 && !self.goes_on(node, &tokens[found.cached_len as usize..]))
     }
 
@@ -74,8 +73,9 @@ impl RadixCache {
             if self.arena[at].is_root() {
                 return;
             }
-            let is_old = self.arena[at].end_page * page_size <= added_from;
-            if at != node && is_old && self.may_end_at(at) {
+            let end = self.arena[at].end_page * page_size;
+            let was_usable = end <= added_from && end > self.min_hit;
+            if at != node && was_usable && self.may_end_at(at) {
                 return;
             }
             at = self.arena[at].parent;

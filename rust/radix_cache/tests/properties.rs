@@ -1,10 +1,11 @@
-//! Random operations on the cache against a flat dictionary (R1-R6, R8, R10, R12 of the design).
+//! Random operations on the cache against a flat dictionary (R1-R10, R12 of the design).
 //!
-//! `DSSERVE_RADIX_OPS` sets how many operations run in all (default 20,000).
+//! `DSSERVE_RADIX_OPS` sets how many operations a test runs in all (default 20,000).
 
 mod common;
 
-use common::harness::{Harness, Op};
+use common::harness::{Harness, Op, Setup};
+use dsserve_radix_cache::EvictionPolicy;
 use proptest::prelude::*;
 
 const OPS_PER_CASE: usize = 250;
@@ -16,21 +17,53 @@ fn key(max_pages: usize) -> impl Strategy<Value = Vec<u8>> {
 
 fn op() -> impl Strategy<Value = Op> {
     let namespace = || prop_oneof![6 => Just(0_usize), 1 => 1..5_usize];
+    let tail = || prop_oneof![3 => Just(255_u8), 1 => any::<u8>()];
     let index = 0..24_usize;
     prop_oneof![
         6 => (namespace(), key(14), 0..16_usize)
             .prop_map(|(namespace, key, extra)| Op::Match { namespace, key, extra }),
-        6 => (namespace(), key(14), any::<bool>())
-            .prop_map(|(namespace, key, keep)| Op::Insert { namespace, key, keep }),
-        4 => (index.clone(), key(6), any::<bool>())
-            .prop_map(|(place, key, keep)| Op::InsertAt { place, key, keep }),
+        6 => (namespace(), key(14), any::<bool>(), tail(), -1..2_i32)
+            .prop_map(|(namespace, key, keep, tail, priority)| {
+                Op::Insert { namespace, key, keep, tail, priority }
+            }),
+        4 => (index.clone(), key(6), any::<bool>(), tail())
+            .prop_map(|(place, key, keep, tail)| Op::InsertAt { place, key, keep, tail }),
         4 => index.clone().prop_map(|place| Op::Lock { place }),
-        4 => index.prop_map(|receipt| Op::Unlock { receipt }),
+        4 => index.clone().prop_map(|receipt| Op::Unlock { receipt }),
+        1 => index.prop_map(|receipt| Op::ReleaseWindow { receipt }),
         3 => (0..12_u32).prop_map(|count| Op::Evict { count }),
+        2 => (0..2_usize, 0..8_u32)
+            .prop_map(|(component, count)| Op::EvictTails { component, count }),
         2 => (0..12_usize).prop_map(|count| Op::Free { count }),
         1 => Just(Op::Flush),
         1 => (0..80_u32).prop_map(|page| Op::Wrong { page }),
     ]
+}
+
+fn ops() -> impl Strategy<Value = Vec<Op>> {
+    let retire = prop_oneof![40 => op(), 1 => Just(Op::Retire)];
+    let ops = prop::collection::vec(op(), OPS_PER_CASE);
+    prop_oneof![3 => ops, 1 => prop::collection::vec(retire, OPS_PER_CASE)]
+}
+
+fn policy() -> impl Strategy<Value = EvictionPolicy> {
+    prop::sample::select(vec![
+        EvictionPolicy::Lru,
+        EvictionPolicy::Lfu,
+        EvictionPolicy::Slru,
+        EvictionPolicy::Fifo,
+        EvictionPolicy::Priority,
+        EvictionPolicy::Cost,
+    ])
+}
+
+fn page_size() -> impl Strategy<Value = u32> {
+    prop::sample::select(vec![1_u32, 2, 4, 16])
+}
+
+fn component() -> impl Strategy<Value = (u32, u32, u32)> {
+    let window = prop_oneof![6 => 1..24_u32, 1 => Just(u32::MAX)];
+    (window, prop::sample::select(vec![1_u32, 2, 16]), 2..80_u32)
 }
 
 fn num_cases() -> u32 {
@@ -41,26 +74,68 @@ fn num_cases() -> u32 {
     u32::try_from(num_ops / OPS_PER_CASE + 1).expect("fewer than 2^40 operations")
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: num_cases(),
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
         failure_persistence: None,
         ..ProptestConfig::default()
-    })]
+    }
+}
+
+fn run(setup: &Setup, ops: &[Op]) {
+    let mut harness = Harness::new(setup);
+    for (step, op) in ops.iter().enumerate() {
+        harness.run(op);
+        if step % 10 == 9 {
+            harness.compare_all();
+        }
+    }
+    harness.finish();
+}
+
+fn plain(page_size: u32, num_pages: u32) -> Setup {
+    Setup {
+        page_size,
+        num_pages,
+        policy: EvictionPolicy::Lru,
+        components: Vec::new(),
+        replay_len: 0,
+        events: false,
+    }
+}
+
+proptest! {
+    #![proptest_config(config(num_cases()))]
 
     #[test]
-    fn cache_agrees_with_a_flat_dictionary(
-        page_size in prop::sample::select(vec![1_u32, 2, 4, 16]),
+    fn full_pages_agree_with_a_flat_dictionary(
+        page_size in page_size(),
         num_pages in 6..72_u32,
-        ops in prop::collection::vec(op(), OPS_PER_CASE),
+        replay_len in prop_oneof![Just(0_u32), 1..9_u32],
+        ops in ops(),
     ) {
-        let mut harness = Harness::new(page_size, num_pages);
-        for (step, op) in ops.iter().enumerate() {
-            harness.run(op);
-            if step % 10 == 9 {
-                harness.compare_all();
-            }
-        }
-        harness.finish();
+        run(&Setup { replay_len, ..plain(page_size, num_pages) }, &ops);
+    }
+
+    #[test]
+    fn tails_agree_with_a_flat_dictionary(
+        page_size in page_size(),
+        num_pages in 6..72_u32,
+        components in prop::collection::vec(component(), 1..=2),
+        events in any::<bool>(),
+        ops in ops(),
+    ) {
+        run(&Setup { components, events, ..plain(page_size, num_pages) }, &ops);
+    }
+
+    #[test]
+    fn policies_and_events_agree_with_a_flat_dictionary(
+        page_size in page_size(),
+        num_pages in 6..72_u32,
+        policy in policy(),
+        components in prop::collection::vec(component(), 0..=1),
+        ops in ops(),
+    ) {
+        run(&Setup { policy, components, events: true, ..plain(page_size, num_pages) }, &ops);
     }
 }

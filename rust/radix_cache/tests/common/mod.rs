@@ -6,7 +6,9 @@
 )]
 
 pub mod harness;
+pub mod index;
 pub mod model;
+pub mod model_tails;
 
 use dsserve_radix_cache::{CacheConfig, Namespace, PageId, RadixCache};
 
