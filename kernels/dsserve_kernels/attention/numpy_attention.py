@@ -35,34 +35,57 @@ def sparse_attention(
     round_weights: bool,
 ) -> Tensor:
     """See `reference.attention.sparse_attention`."""
-    rows, block = q.shape[0], reference.ROW_BLOCK
+    rows = q.shape[0]
     if rows == 0:
         return torch.empty_like(q)
-    table, index = _table(window_rows, window_index, main_pool, main_index)
-    shared = SharedKeys(table, num_heads=q.shape[1]) if rows >= MIN_ROWS else None
     sink64 = sink.double().numpy()[:, None]
+    if rows < MIN_ROWS:
+        keys, missing = _gathered(window_rows, window_index, main_pool, main_index)
+        out = _own_keys(q, keys, missing, sink64, scale, round_weights)
+        return rounded(out, q.dtype)
+    table, index = _table(window_rows, window_index, main_pool, main_index)
+    shared = SharedKeys(table, num_heads=q.shape[1])
     parts = []
-    for start in range(0, rows, block):
-        part = slice(start, start + block)
-        union = None if shared is None else shared.union(index[part])
+    for start in range(0, rows, reference.ROW_BLOCK):
+        part = slice(start, start + reference.ROW_BLOCK)
+        union = shared.union(index[part])
         if union is not None:
-            keys, bias = union
             out = weighted_values(
-                q[part].double(), keys, bias, sink64, scale=scale, round_weights=round_weights
+                q[part].double(), *union, sink64, scale=scale, round_weights=round_weights
             )
         else:
-            out = _own_keys(q[part], table, index[part], sink64, scale, round_weights)
+            missing = index[part] == len(table) - 1
+            keys = torch.from_numpy(table.take(index[part], 0))
+            out = _own_keys(q[part], keys, missing, sink64, scale, round_weights)
         parts.append(rounded(out, q.dtype))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _gathered(
+    window_rows: Tensor, window_index: Tensor, main_pool: Tensor | None, main_index: Tensor | None
+) -> tuple[Tensor, NDArray[np.bool_]]:
+    """The keys of each query [T, K, d], zeros for "none", and where that is [T, K].
+
+    Zeros, because a NaN of another request would get through a weight of zero.
+    """
+    (rows, window), dim = window_index.shape, window_rows.shape[1]
+    num_main = 0 if main_index is None else main_index.shape[1]
+    keys = torch.empty(rows, window + num_main, dim, dtype=torch.float64)
+    missing = window_index.numpy() < 0
+    chosen = window_rows.index_select(0, window_index.clamp_min(0).view(-1))
+    keys[:, :window] = chosen.view(rows, window, dim)
+    if missing.any():
+        keys.numpy()[:, :window][missing] = 0
+    if main_pool is not None and main_index is not None:
+        keys[:, window:] = load_main_rows(main_pool, main_index, torch.float32)
+        missing = np.concatenate((missing, main_index.numpy() < 0), 1)
+    return keys, missing
 
 
 def _table(
     window_rows: Tensor, window_index: Tensor, main_pool: Tensor | None, main_index: Tensor | None
 ) -> tuple[Float64, NDArray[np.int64]]:
-    """All rows that a call reads [R, d], the last one zeros, and the rows [T, K] that each query attends to.
-
-    Zeros stand for "none": a NaN of another request would get through a weight of zero.
-    """
+    """All rows that a call reads [R, d], the last one zeros for "none", and the rows [T, K] of each query."""
     window, dim = window_rows.shape
     index = window_index.numpy()
     if main_pool is None or main_index is None:
@@ -86,10 +109,7 @@ def _table(
 def _distinct(
     index: NDArray[np.int64], pool_rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows to read, and the place of each entry among them (-1 = none); a long call reads a row once for all."""
-    if index.shape[0] < MIN_ROWS:
-        flat = np.maximum(index, 0).reshape(-1)
-        return flat, np.where(index < 0, -1, np.arange(flat.size).reshape(index.shape))
+    """Rows to read, each once for all queries, and the place of each entry among them (-1 = none)."""
     is_read = np.zeros(pool_rows + 1, dtype=np.bool_)
     is_read[index] = True  # -1 marks the entry behind the pool
     is_read[-1] = False
@@ -100,16 +120,14 @@ def _distinct(
 
 def _own_keys(
     q: Tensor,
-    table: Float64,
-    index: NDArray[np.int64],
+    keys: Tensor,
+    missing: NDArray[np.bool_],
     sink: Float64,
     scale: float,
     round_weights: bool,
 ) -> Float64:
-    """One block whose rows each read their own keys: q [t, H, d], index [t, K], sink [H, 1] -> [t, H, d]."""
-    values = torch.from_numpy(table.take(index, 0))
-    missing = index == len(table) - 1
-    products = torch.bmm(q.double(), values.transpose(1, 2))
+    """Rows that each read their own keys: q [t, H, d], keys [t, K, d], missing [t, K], sink [H, 1] -> [t, H, d]."""
+    products = torch.bmm(q.double(), keys.transpose(1, 2))
     scores = products.numpy()
     np.multiply(scores, scale, scores)
     if missing.any():
@@ -122,7 +140,7 @@ def _own_keys(
     total = weights.sum(-1, keepdim=True).numpy() + torch.from_numpy(sink - top).exp_().numpy()
     if round_weights:
         weights = weights.to(torch.bfloat16).double()
-    out: Float64 = torch.bmm(weights, values).numpy()
+    out: Float64 = torch.bmm(weights, keys).numpy()
     np.divide(out, total, out)
     return out
 
