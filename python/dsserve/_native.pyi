@@ -16,10 +16,10 @@ class InvariantError(SchedulerError):
 class StepSummary:
     """What `next_plan` put into a buffer set.
 
-    `phase` is 1 (PREFILL) or 2 (DECODE). Row counts: `num_rows` is all rows of the step,
+    `phase` is 1 (PREFILL), 2 (DECODE) or 3 (VERIFY). Row counts: `num_rows` is all rows of the step,
     `num_replay_rows` those of encoder replay, `num_tail_rows` those that run the decoder half,
     `num_prefill_tokens` prompt rows computed for the first time, `num_cached_tokens` the hits of
-    the requests admitted in this step. `admitted` holds the ids of requests that got a slot.
+    the requests admitted in this step, `num_draft_tokens` drafts to verify. `admitted` holds the ids of requests that got a slot.
     """
 
     @property
@@ -38,6 +38,8 @@ class StepSummary:
     def num_prefill_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int: ...
+    @property
+    def num_draft_tokens(self) -> int: ...
     @property
     def admitted(self) -> list[int]: ...
 
@@ -97,8 +99,9 @@ class Scheduler:
         """Queue requests; returns the rejected ones as (request_id, code, message).
 
         Keys: request_id, token_ids (bytes, u32 LE), max_new_tokens, and optionally min_new_tokens,
-        ignore_eos, stop_token_ids (bytes, u32 LE), priority, extra_key, cache_salt, arrival_us,
-        whole_extend.
+        ignore_eos, stop_token_ids (bytes, u32 LE), priority, tenant (u64, whom it is for),
+        deadline_us (on the clock of `now_us`), needs_mask (its sampling waits for a mask), extra_key,
+        cache_salt, arrival_us, whole_extend.
 
         Raises:
             SchedulerError: A key is missing, unknown or of a wrong type; nothing was queued.
@@ -117,8 +120,12 @@ class Scheduler:
         token_ids: NDArray[np.int32],
         status: NDArray[np.uint8],
         now_us: int,
+        num_ids: NDArray[np.uint32] | None = None,
     ) -> StepOutputs:
         """Take the results of the oldest step in flight (plan order, -1 where nothing is sampled).
+
+        With `num_ids`, `token_ids` has a run of so many ids for each request, one after another: the
+        accepted drafts and the id that follows them; 0 for requests that sampled nothing.
 
         Raises:
             SchedulerError: Not the oldest step in flight, or wrong array lengths.

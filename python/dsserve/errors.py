@@ -232,6 +232,8 @@ _REJECTIONS: dict[str, type[DsserveError]] = {
     "duplicate_request_id": InvalidRequest,
     "empty_prompt": InvalidRequest,
     "deadline_exceeded": DeadlineExceeded,
+    "deadline_unreachable": RateLimited,
+    "priority_disabled": Overloaded,
     "not_ready": NotReady,
     "engine_lost": EngineLost,
 }
@@ -245,7 +247,8 @@ def rejection_error(code: str, message: str) -> DsserveError:
         message: The scheduler's message.
     """
     error_class = _REJECTIONS.get(code, EngineFault)
-    return error_class(message, code=code, retry_after_s=1 if error_class is Overloaded else None)
+    tries_again = code in ("queue_full", "deadline_unreachable")
+    return error_class(message, code=code, retry_after_s=1 if tries_again else None)
 
 
 def shown(value: object, *, most: int = 80) -> str:

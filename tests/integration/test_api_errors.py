@@ -149,7 +149,6 @@ NOT_WORKING: dict[str, Any] = {
     "guided_json": {},
     "stop_regex": "a",
     "priority": 3,
-    "timeout_ms": 100,
     "speculative": {},
     "data_parallel_rank": 1,
     "images": ["x"],

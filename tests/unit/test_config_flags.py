@@ -12,7 +12,7 @@ from dsserve.config.server import FLAG_GROUPS, ServerConfig, all_flags, spelling
 from dsserve.config.values import format_size, read_size
 from dsserve.errors import ConfigError
 
-# What the specification of the first version lists as working, and nothing else.
+# What the specification lists as working so far, and nothing else.
 WORKING = [
     "model_path",
     "tokenizer_path",
@@ -46,6 +46,20 @@ WORKING = [
     "max_queued_requests",
     "chunked_prefill_size",
     "max_prefill_tokens",
+    "prefill_max_requests",
+    "prefill_max_defer",
+    "inbatch_prefix_hold",
+    "max_overtake",
+    "enable_priority_scheduling",
+    "priority_scheduling_preemption_threshold",
+    "schedule_low_priority_values_first",
+    "disable_priority_preemption",
+    "abort_on_priority_when_disabled",
+    "fair_by",
+    "request_waiting_timeout",
+    "request_running_timeout",
+    "allow_auto_truncate",
+    "disable_consecutive_prefill_overlap",
     "enable_mixed_chunk",
     "prefill_decode_interval",
     "schedule_policy",

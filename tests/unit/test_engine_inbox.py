@@ -86,7 +86,16 @@ def test_wrong_script_is_refused(params):
 
 def test_wire_request_with_every_field_becomes_a_spec():
     spec = LiveRequests(has_scripts=False).add(
-        request(min_new_tokens=2, ignore_eos=True, priority=-3, cache_salt="s", arrival_s=1.5)
+        request(
+            min_new_tokens=2,
+            ignore_eos=True,
+            priority=-3,
+            cache_salt="s",
+            arrival_s=1.5,
+            deadline_s=2.5,
+            tenant="acme",
+            needs_mask=True,
+        )
     )
     assert spec == {
         "request_id": 1,
@@ -96,9 +105,21 @@ def test_wire_request_with_every_field_becomes_a_spec():
         "ignore_eos": True,
         "stop_token_ids": b"",
         "priority": -3,
+        "tenant": spec["tenant"],
+        "deadline_us": 2_500_000,
+        "needs_mask": True,
         "extra_key": None,
         "cache_salt": "s",
         "arrival_us": 1_500_000,
         "whole_extend": False,
     }
-    assert set(spec) <= {*msgspec.structs.asdict(request()), "arrival_us"}
+    assert set(spec) <= {*msgspec.structs.asdict(request()), "arrival_us", "deadline_us"}
+
+
+def test_a_tenant_has_the_same_number_in_every_request_and_another_one_has_not():
+    live = LiveRequests(has_scripts=False)
+    tenants = ["acme", "acme", "other", "", None]
+    numbers = [live.add(request(i, tenant=t))["tenant"] for i, t in enumerate(tenants)]
+    assert numbers[0] == numbers[1]
+    assert len(set(numbers)) == 4
+    assert numbers[-1] == 0

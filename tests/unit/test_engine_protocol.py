@@ -95,5 +95,6 @@ def test_finish_codes_are_those_of_the_scheduler():
         "error_pool",
         "error_internal",
         "deadline",
+        "dropped",
     ]
-    assert list(wire.FinishCode) == list(range(9))
+    assert list(wire.FinishCode) == list(range(10))

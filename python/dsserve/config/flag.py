@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 #: Flags and values marked with a milestone up to this one work; later ones are known and refused.
-CURRENT_MILESTONE = 1
+CURRENT_MILESTONE = 3
 #: Milestone of what comes after all numbered ones.
 LATER = 99
 

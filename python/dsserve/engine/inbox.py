@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,9 @@ class LiveRequests:
             "ignore_eos": request.ignore_eos,
             "stop_token_ids": request.stop_token_ids,
             "priority": request.priority,
+            "tenant": 0 if request.tenant is None else _tenant_number(request.tenant),
+            "deadline_us": None if request.deadline_s is None else int(request.deadline_s * 1e6),
+            "needs_mask": request.needs_mask,
             "extra_key": request.extra_key,
             "cache_salt": request.cache_salt,
             "arrival_us": int(request.arrival_s * 1e6),
@@ -185,6 +189,12 @@ class LiveRequests:
         return script
 
 
+def _tenant_number(tenant: str) -> int:
+    """A number for a tenant's name; two names share one with a chance of 2^-64."""
+    digest = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
 def _check_request(request: wire.EngineRequest) -> None:
     """Refuse what cannot be handed to the scheduler at all; limits are the scheduler's own."""
     in_range = {
@@ -193,7 +203,8 @@ def _check_request(request: wire.EngineRequest) -> None:
         "stop_token_ids": len(request.stop_token_ids) % 4 == 0,
         "max_new_tokens": 0 <= request.max_new_tokens < _U32,
         "min_new_tokens": 0 <= request.min_new_tokens < _U32,
-        "priority": -_I32 <= request.priority < _I32,
+        "priority": request.priority is None or -_I32 <= request.priority < _I32,
+        "deadline_s": request.deadline_s is None or 0 <= request.deadline_s < 1e12,
         "arrival_s": 0 <= request.arrival_s < 1e12,
     }
     for name, is_right in in_range.items():

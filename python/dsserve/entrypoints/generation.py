@@ -71,7 +71,7 @@ class Choice:
             raise
         self._observe(delta)
         if delta.finish_code is not FinishCode.NONE:
-            self._end_by(delta.finish_code)
+            self._end_by(delta.finish_code, delta.output_len)
         return delta
 
     async def finish(self, kept_tokens: int) -> None:
@@ -107,14 +107,14 @@ class Choice:
         self._last_s = self._state.last_token_s = now_s
         metrics.generation_tokens.inc(len(delta.token_ids))
 
-    def _end_by(self, code: FinishCode) -> None:
+    def _end_by(self, code: FinishCode, output_len: int) -> None:
         """Note the engine's last word.
 
         Raises:
             DsserveError: If it stands for an error.
         """
         self._end(code.name.lower())
-        error = finish_error(code)
+        error = finish_error(code, output_len=output_len)
         if error is not None:
             raise error
         if code is FinishCode.ABORT and self._state.is_draining:

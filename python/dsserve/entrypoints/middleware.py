@@ -102,7 +102,7 @@ class ApiKeyMiddleware:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> Unauthorized | Forbidden | None:
-        given = _given_key(scope)
+        given = given_key(scope)
         is_admin_key = self._admin_key is not None and _is_one_of(given, [self._admin_key])
         if scope["path"] in ADMIN_PATHS:
             return self._check_admin(scope, given, is_admin_key=is_admin_key)
@@ -184,10 +184,11 @@ def is_admin(scope: Scope, admin_key: str | None) -> bool:
     """Tell whether a request that passed `ApiKeyMiddleware` may use admin functions."""
     if admin_key is None:
         return True
-    return _is_one_of(_given_key(scope), [admin_key.encode()])
+    return _is_one_of(given_key(scope), [admin_key.encode()])
 
 
-def _given_key(scope: Scope) -> bytes | None:
+def given_key(scope: Scope) -> bytes | None:
+    """Return the key that a request carries, right or wrong."""
     authorization = header(scope, b"authorization")
     if authorization is not None:
         scheme, _, key = authorization.partition(" ")

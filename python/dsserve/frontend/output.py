@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dsserve.errors import Cancelled, DeadlineExceeded, DsserveError, EngineFault
+from dsserve.errors import Cancelled, DeadlineExceeded, DsserveError, EngineFault, Overloaded
 from dsserve.protocol.engine import FinishCode
 
 if TYPE_CHECKING:
@@ -58,23 +58,26 @@ def usage(choices: Iterable[TokenCounts], *, num_prompts: int = 1) -> dict[str, 
 
 
 def finish_reason(code: int) -> str:
-    """Return OpenAI's word for a finish code that is no error.
+    """Return OpenAI's word for a finish code that is no error, or that came after some output.
 
     Raises:
         DsserveError: If the code is an error.
     """
-    error = finish_error(code)
+    error = finish_error(code, output_len=1)
     if error is not None:
         raise error
     if code == FinishCode.LENGTH:
         return "length"
-    if code == FinishCode.ABORT:
+    if code in (FinishCode.ABORT, FinishCode.DEADLINE):
         return "abort"
     return "stop"
 
 
-def finish_error(code: int) -> DsserveError | None:
-    """Return the error that a finish code stands for, if it stands for one."""
+def finish_error(code: int, *, output_len: int) -> DsserveError | None:
+    """Return the error that a finish code stands for, if it stands for one.
+
+    Past its deadline a request ends with what there is: that is an error only without output.
+    """
     match code:
         case FinishCode.ERROR_NAN:
             return EngineFault(
@@ -88,8 +91,13 @@ def finish_error(code: int) -> DsserveError | None:
             )
         case FinishCode.ERROR_INTERNAL:
             return EngineFault("the engine failed on this request", code="internal_error")
-        case FinishCode.DEADLINE:
-            return DeadlineExceeded("the request's deadline passed")
+        case FinishCode.DEADLINE if output_len == 0:
+            return DeadlineExceeded("the request's deadline passed before its first token")
+        case FinishCode.DROPPED:
+            return Overloaded(
+                "the queue is full and a more urgent request took this one's place; try later",
+                retry_after_s=1,
+            )
     return None
 
 

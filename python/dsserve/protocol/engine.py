@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Raised whenever a struct of this module changes."""
 
 TO_ENGINE_SOCKET: Final = "to_engine.sock"
@@ -38,6 +38,7 @@ class FinishCode(enum.IntEnum):
     ERROR_POOL = 6
     ERROR_INTERNAL = 7
     DEADLINE = 8
+    DROPPED = 9
 
 
 class ExitCode(enum.IntEnum):
@@ -102,6 +103,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         token_ids: Prompt, u32 little-endian.
         stop_token_ids: u32 little-endian, besides the model's end-of-sequence ids.
         arrival_s: `time.monotonic()` of this machine when the request came in.
+        priority: Urgency where priorities are enabled; None is the least urgent.
+        tenant: Whom it is for, where the machine is shared fairly.
+        deadline_s: `time.monotonic()` of this machine after which it is of no use.
+        needs_mask: Its sampling waits for the mask of a grammar.
         whole_extend: Run the decoder half on every uncached row (no decoder replay tail).
         custom_params: The keys of `CustomParams`, checked by the engine.
     """
@@ -113,7 +118,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     min_new_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: bytes = b""
-    priority: int = 0
+    priority: int | None = None
+    tenant: str | None = None
+    deadline_s: float | None = None
+    needs_mask: bool = False
     extra_key: str | None = None
     cache_salt: str | None = None
     arrival_s: float = 0.0

@@ -114,6 +114,9 @@ fn header(plan: &StepPlan) -> [i64; HEADER_LEN] {
     header[6] = length(plan.released_slots.len());
     header[7] = i64::from(totals.sampling_rows);
     header[8] = i64::from(totals.max_computed_len);
+    header[9] = i64::from_ne_bytes(plan.digest.to_ne_bytes());
+    header[10] = i64::from(plan.group_id);
+    header[11] = i64::from(totals.draft_tokens);
     header
 }
 

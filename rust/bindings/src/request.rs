@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::SchedulerError;
 
 /// Keys of a submitted request.
-const SPEC_KEYS: [&str; 11] = [
+const SPEC_KEYS: [&str; 14] = [
     "request_id",
     "token_ids",
     "max_new_tokens",
@@ -16,6 +16,9 @@ const SPEC_KEYS: [&str; 11] = [
     "ignore_eos",
     "stop_token_ids",
     "priority",
+    "tenant",
+    "deadline_us",
+    "needs_mask",
     "extra_key",
     "cache_salt",
     "arrival_us",
@@ -44,7 +47,10 @@ pub fn parse_spec(dict: &Bound<'_, PyDict>) -> PyResult<core::RequestSpec> {
         min_new_tokens: optional(dict, "min_new_tokens")?.unwrap_or(0),
         ignore_eos: optional(dict, "ignore_eos")?.unwrap_or(false),
         stop_token_ids: ids(dict, "stop_token_ids")?.unwrap_or_default(),
-        priority: optional(dict, "priority")?.unwrap_or(0),
+        priority: optional(dict, "priority")?,
+        tenant: optional(dict, "tenant")?.unwrap_or(0),
+        deadline_us: optional(dict, "deadline_us")?,
+        needs_mask: optional(dict, "needs_mask")?.unwrap_or(false),
         namespace: core::Namespace {
             extra_key: optional(dict, "extra_key")?,
             cache_salt: optional(dict, "cache_salt")?,

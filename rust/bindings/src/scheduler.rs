@@ -13,7 +13,7 @@ use crate::errors::{from_scheduler, guard, InvariantError, SchedulerError};
 use crate::request::parse_spec;
 
 /// Names of the finish codes in `stats`, by number.
-const FINISH_NAMES: [&str; 9] = [
+const FINISH_NAMES: [&str; 10] = [
     "none",
     "stop_token",
     "stop_string",
@@ -23,6 +23,7 @@ const FINISH_NAMES: [&str; 9] = [
     "error_pool",
     "error_internal",
     "deadline",
+    "dropped",
 ];
 
 /// Decides what runs in each step; owns the prefix cache and all accounting.
@@ -49,6 +50,7 @@ pub struct StepSummary {
     num_tail_rows: u32,
     num_prefill_tokens: u32,
     num_cached_tokens: u32,
+    num_draft_tokens: u32,
     admitted: Vec<u64>,
 }
 
@@ -156,6 +158,7 @@ impl Scheduler {
         self.note_result(py, result)
     }
 
+    #[pyo3(signature = (step_id, token_ids, status, now_us, num_ids=None))]
     fn apply(
         &mut self,
         py: Python<'_>,
@@ -163,10 +166,15 @@ impl Scheduler {
         token_ids: PyReadonlyArray1<'_, i32>,
         status: PyReadonlyArray1<'_, u8>,
         now_us: u64,
+        num_ids: Option<PyReadonlyArray1<'_, u32>>,
     ) -> PyResult<StepOutputs> {
         self.check_alive()?;
         let is_long = token_ids.len() > 256 || self.inner.oldest_has_prefill();
         let (Ok(token_ids), Ok(status)) = (token_ids.as_slice(), status.as_slice()) else {
+            return Err(SchedulerError::new_err("result arrays must be contiguous"));
+        };
+        let num_ids = num_ids.as_ref().map(PyReadonlyArray1::as_slice).transpose();
+        let Ok(num_ids) = num_ids else {
             return Err(SchedulerError::new_err("result arrays must be contiguous"));
         };
         let inner = &mut self.inner;
@@ -175,9 +183,19 @@ impl Scheduler {
             let outputs = if is_long {
                 // Own inputs before the lock is released.
                 let (token_ids, status) = (token_ids.to_vec(), status.to_vec());
-                py.detach(|| inner.apply(step_id, &token_ids, &status, now_us))
+                let num_ids = num_ids.map(<[u32]>::to_vec);
+                py.detach(|| {
+                    apply_to(
+                        inner,
+                        step_id,
+                        &token_ids,
+                        num_ids.as_deref(),
+                        &status,
+                        now_us,
+                    )
+                })
             } else {
-                inner.apply(step_id, token_ids, status, now_us)
+                apply_to(inner, step_id, token_ids, num_ids, status, now_us)
             };
             outputs.map_err(|error| from_scheduler(&error))
         });
@@ -219,15 +237,23 @@ impl Scheduler {
         dict.set_item("num_waiting", stats.num_waiting)?;
         dict.set_item("steps_in_flight", stats.steps_in_flight)?;
         dict.set_item("new_token_ratio", stats.new_token_ratio)?;
+        dict.set_item("queued_tokens", stats.queued_tokens)?;
+        let rate = stats.prefill_tokens_per_s.unwrap_or(0.0);
+        dict.set_item("prefill_tokens_per_s", rate)?;
         let named = [
             ("submitted_total", counters.submitted),
             ("rejected_total", counters.rejected),
             ("admitted_total", counters.admitted),
             ("retracted_total", counters.retracted),
+            ("preempted_total", counters.preempted),
+            ("rematches_total", counters.rematches),
             ("held_back_total", counters.held_back),
             ("stalled_rows_total", counters.stalled_rows),
             ("prefill_steps_total", counters.prefill_steps),
             ("decode_steps_total", counters.decode_steps),
+            ("verify_steps_total", counters.verify_steps),
+            ("draft_tokens_total", counters.draft_tokens),
+            ("accepted_tokens_total", counters.accepted_tokens),
             ("prompt_tokens_total", counters.prompt_tokens),
             ("cached_tokens_total", counters.cached_tokens),
             ("prefill_tokens_total", counters.prefill_tokens),
@@ -314,6 +340,20 @@ impl Scheduler {
     }
 }
 
+fn apply_to(
+    inner: &mut core::Scheduler,
+    step_id: u64,
+    token_ids: &[i32],
+    num_ids: Option<&[u32]>,
+    status: &[u8],
+    now_us: u64,
+) -> core::Result<core::StepOutputs> {
+    match num_ids {
+        Some(num_ids) => inner.apply_runs(step_id, token_ids, num_ids, status, now_us),
+        None => inner.apply(step_id, token_ids, status, now_us),
+    }
+}
+
 #[pymethods]
 impl StepSummary {
     fn __repr__(&self) -> String {
@@ -384,6 +424,7 @@ fn summary(plan: &core::StepPlan) -> StepSummary {
         num_tail_rows: plan.totals.tail_rows,
         num_prefill_tokens: plan.totals.prefill_tokens,
         num_cached_tokens: plan.totals.cached_tokens,
+        num_draft_tokens: plan.totals.draft_tokens,
         admitted: plan.admitted.clone(),
     }
 }

@@ -8,9 +8,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
-use dsserve_scheduler::{
-    Namespace, Phase, Policy, RequestSpec, RetractionPolicy, Scheduler, SchedulerConfig,
-};
+use dsserve_scheduler::{Phase, RequestSpec, Scheduler, SchedulerConfig};
 
 /// Steps after which a fresh scheduler is built, so that outputs stay below their limit.
 const STEPS: u64 = 2_000;
@@ -22,23 +20,13 @@ fn running(num_requests: u32) -> Scheduler {
         page_size: 128,
         num_pages: num_requests * pages_each,
         max_running_requests: num_requests,
-        max_queued_requests: None,
         chunked_prefill_size: 8192,
         max_prefill_tokens: 16_384,
         context_length: 131_072,
         window: 128,
         vocab_size: 129_280,
-        encoder_replay: true,
-        decoder_replay: true,
-        radix_cache: true,
-        policy: Policy::Fcfs,
-        retraction_policy: RetractionPolicy::Length,
-        mixed_chunk: false,
-        prefill_decode_interval: 0,
-        conservativeness: 1.0,
-        max_steps_in_flight: 2,
-        stateful_ratio: 2,
         eos_token_ids: vec![1],
+        ..SchedulerConfig::default()
     })
     .unwrap();
     let spec = |request_id: u32| RequestSpec {
@@ -47,13 +35,8 @@ fn running(num_requests: u32) -> Scheduler {
             .map(|p| 2 + (request_id * 131 + p) % 120_000)
             .collect(),
         max_new_tokens: 2_200,
-        min_new_tokens: 0,
         ignore_eos: true,
-        stop_token_ids: Vec::new(),
-        priority: 0,
-        namespace: Namespace::default(),
-        arrival_us: 0,
-        whole_extend: false,
+        ..RequestSpec::default()
     };
     assert!(scheduler
         .submit((0..num_requests).map(spec).collect())

@@ -1,18 +1,15 @@
-//! Admission: match, lock, allocate, or a reason why not.
+//! Admission: match, lock, allocate, or a reason why not (`serving.md` a.7).
 use crate::budget::Budget;
-use crate::config::Policy;
 use crate::error::Result;
 use crate::pool::{Need, Pool, POOLS};
-use crate::prefill::{chunk_end, usable_hit, Progress};
-use crate::request::Request;
+use crate::prefill::{chunk_end, Progress};
+use crate::request::{len_u32, Request, WaitingInfo};
 use crate::scheduler::Scheduler;
-use crate::state::State;
+use crate::state::Lifecycle;
 use crate::table::Key;
 
 /// Requests that do not fit and may be passed over in one step, under cache-aware policies.
 const MAX_SKIPS: u32 = 8;
-/// Steps a request waits at most for another one with the same prefix.
-const MAX_HOLDS: u8 = 2;
 
 /// What became of an attempt to admit a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,45 +17,71 @@ enum Attempt {
     Admitted,
     /// The step has too few rows left.
     StepFull,
-    /// A pool has too little left.
-    NoUnits,
+    /// A pool has too little left for this.
+    NoUnits(Need),
 }
 
 /// Pages set aside for the requests that run, counted once per step.
 #[derive(Debug, Default)]
-struct Reserved {
+pub(crate) struct Reserved {
     pages: Option<u32>,
 }
 
 impl Scheduler {
     /// Admits waiting requests in policy order while the step and the pools have room.
-    pub(crate) fn admit_waiting(&mut self, budget: &mut Budget) -> Result<()> {
-        if self.free_slots.is_empty() || budget.rows() == 0 {
+    ///
+    /// With `shorter_than`, only those with fewer uncached tokens.
+    pub(crate) fn admit_waiting(
+        &mut self,
+        budget: &mut Budget,
+        shorter_than: Option<u32>,
+    ) -> Result<()> {
+        let may_admit = !self.free_slots.is_empty() || self.preempts();
+        if self.waiting.is_empty() || !budget.has_room() || !may_admit {
             return Ok(());
         }
-        let mut order = std::mem::take(&mut self.scratch);
-        self.order_waiting(&mut order);
+        let mut line = self.line_up();
         let mut reserved = Reserved::default();
+        let mut admitted = std::mem::take(&mut self.admitted_places);
+        admitted.clear();
         let mut skips = 0;
-        for key in order.iter().copied() {
-            if budget.rows() == 0 || self.free_slots.is_empty() {
+        while budget.has_room() {
+            let Some(key) = self.next_in_line(&mut line) else {
+                break;
+            };
+            let request = self.requests.live(key);
+            let (place, tenant) = (request.waiting.place, request.spec.tenant);
+            let is_aged = self.is_aged(request);
+            if shorter_than.is_some_and(|limit| request.uncached_len() >= limit) {
                 break;
             }
-            if self.hold_back(key) {
+            if !is_aged && self.hold_back(key) {
                 continue;
             }
-            match self.try_admit(key, budget, &mut reserved)? {
-                Attempt::Admitted => {}
+            let mut attempt = self.try_admit(key, budget, &mut reserved)?;
+            let mut has_preempted = false;
+            if let Attempt::NoUnits(need) = attempt {
+                has_preempted = self.preempt_for(key, need, &mut reserved)?;
+                if has_preempted {
+                    attempt = self.try_admit(key, budget, &mut reserved)?;
+                }
+            }
+            match attempt {
+                Attempt::Admitted => admitted.push((place.class, place.rank, tenant)),
                 Attempt::StepFull => break,
-                Attempt::NoUnits => {
+                // What was taken from others is not for those behind.
+                Attempt::NoUnits(_) if has_preempted => break,
+                Attempt::NoUnits(_) => {
                     skips += 1;
-                    if self.config.policy == Policy::Fcfs || skips > MAX_SKIPS {
+                    let may_skip = self.config.policy.is_cache_aware() && !is_aged;
+                    if !may_skip || skips > MAX_SKIPS || self.free_slots.is_empty() {
                         break;
                     }
                 }
             }
         }
-        self.scratch = order;
+        self.count_overtaking(&admitted);
+        self.admitted_places = admitted;
         Ok(())
     }
 
@@ -68,11 +91,9 @@ impl Scheduler {
         budget: &mut Budget,
         reserved: &mut Reserved,
     ) -> Result<Attempt> {
-        self.refresh_match(key);
+        self.ensure_match(key);
         let request = self.requests.live(key);
-        let prefill_len = request.len();
-        let matched = request.waiting.matched.as_ref().map(|(_, found)| found);
-        let hit = matched.map_or(0, |found| found.cached_len);
+        let (prefill_len, hit) = (request.len(), request.waiting.hit);
         let replay = self.config.window.min(hit);
         let progress = Progress {
             prefill_len,
@@ -88,70 +109,87 @@ impl Scheduler {
         if (is_open && self.carried.is_some()) || !budget.allows(end - hit, hit / page_size) {
             return Ok(Attempt::StepFull);
         }
-        let receipt = match matched {
-            Some(found) if hit > 0 => Some(self.cache.lock(found.node)?),
-            _ => None,
-        };
-        let expected = self.ratio.expected(self.requests.live(key));
+        let expected = self.ratio.expected(request);
         let need = Need {
-            computed: prefill_len + expected.saturating_sub(1),
+            computed: prefill_len + expected.saturating_sub(1) + self.config.overshoot(),
             shared: hit,
+        };
+        let found = self.exact_match(key, hit);
+        let receipt = match &found {
+            Some(found) => Some(self.cache.lock(found.node)?),
+            None => None,
         };
         if !self.fits_now(need, reserved) {
             if let Some(receipt) = receipt {
                 self.cache.unlock(receipt);
             }
-            return Ok(Attempt::NoUnits);
+            return Ok(Attempt::NoUnits(need));
         }
         let own_pages = prefill_len.div_ceil(page_size) - hit / page_size;
         if let Some(pages) = reserved.pages.as_mut() {
             *pages += Pool::Full.need(need, page_size) - own_pages;
         }
 
-        self.waiting.remove(key);
+        self.leave_queue(key);
+        if self.config.fair {
+            let charge = self.admission_charge(key);
+            let tenant = self.requests.live(key).spec.tenant;
+            self.fairness.charge(tenant, charge);
+        }
         let slot = self.free_slots.pop().expect("fits_now saw a free slot");
         let request = self.requests.live_mut(key);
-        let found = request.waiting.matched.take().map(|(_, found)| found);
-        request.pages = found
-            .filter(|_| hit > 0)
-            .map_or_else(Vec::new, |found| found.pages);
+        request.pages = found.map_or_else(Vec::new, |found| found.pages);
         request.receipt = receipt;
-        start_admission(
-            request,
-            slot,
-            hit,
-            replay,
-            self.config.decoder_replay,
-            self.config.window,
-        );
+        start_admission(request, slot, hit, replay, &self.config);
         self.allocate_pages(key, own_pages);
         self.note_admission(key, hit);
-        self.enter(key, State::Prefilling);
-        budget.take(0, 0, hit / page_size);
+        let request_id = self.requests.live(key).spec.request_id;
+        self.digest.hold(slot, request_id);
+        self.move_on(key, Lifecycle::start_prefill);
+        budget.take_request(hit / page_size);
         self.push_chunk(key, end, replay, budget);
         if is_open {
             self.carried = Some(key);
+            self.carried_step = self.record.step_id;
         } else {
-            self.enter(key, State::Running);
+            self.move_on(key, Lifecycle::start_running);
             self.running.push(key);
         }
         Ok(Attempt::Admitted)
+    }
+
+    /// The match that ends exactly at `hit`, taken from what the request remembers if it can be.
+    fn exact_match(&mut self, key: Key, hit: u32) -> Option<dsserve_radix_cache::Match> {
+        if hit == 0 {
+            return None;
+        }
+        let request = self.requests.live(key);
+        let known = request.waiting.matched.as_ref();
+        if let Some(known) = known.filter(|known| known.cached_len == hit) {
+            return Some(known.clone());
+        }
+        let tokens = &request.tokens[..hit as usize];
+        Some(self.cache.match_prefix(&request.spec.namespace, tokens))
     }
 
     /// Whether each pool has what `need` asks for on top of what running requests are expected to
     /// take.
     fn fits_now(&self, need: Need, reserved: &mut Reserved) -> bool {
         POOLS.iter().all(|pool| {
-            let set_aside = match pool {
-                Pool::Full => *reserved.pages.get_or_insert_with(|| self.expected_pages()),
-                Pool::Window | Pool::ReqSlots => 0,
-            };
+            let set_aside = self.set_aside(*pool, reserved);
             let units = pool.need(need, self.config.page_size);
             self.pool_use(*pool).available() >= units + set_aside
         })
     }
 
-    /// Pages that the requests with a slot are expected to take beyond those they have.
+    /// Units of a pool that the requests with a slot are expected to take beyond those they have.
+    pub(crate) fn set_aside(&self, pool: Pool, reserved: &mut Reserved) -> u32 {
+        match pool {
+            Pool::Full => *reserved.pages.get_or_insert_with(|| self.expected_pages()),
+            Pool::Window | Pool::ReqSlots => 0,
+        }
+    }
+
     fn expected_pages(&self) -> u32 {
         let page_size = self.config.page_size;
         let holding = self.running.iter().chain(&self.carried);
@@ -160,9 +198,10 @@ impl Scheduler {
                 let request = self.requests.live(*key);
                 let coming = request.pending_tokens + self.ratio.expected(request);
                 let computed = request.len() + coming.saturating_sub(1);
+                let computed = computed.min(request.most_computed()) + self.config.overshoot();
                 computed
                     .div_ceil(page_size)
-                    .saturating_sub(crate::request::len_u32(request.pages.len()))
+                    .saturating_sub(len_u32(request.pages.len()))
             })
             .sum()
     }
@@ -171,81 +210,16 @@ impl Scheduler {
     pub(crate) fn allocate_pages(&mut self, key: Key, count: u32) {
         let shortage = count.saturating_sub(self.cache.num_free());
         if shortage > 0 {
-            self.evict(shortage);
+            self.counters.evicted_pages += u64::from(self.cache.evict(shortage));
         }
         let request = self.requests.live_mut(key);
         let is_done = self.cache.allocate(count, &mut request.pages);
         debug_assert!(is_done, "pages were counted before");
     }
 
-    fn evict(&mut self, count: u32) {
-        self.counters.evicted_pages += u64::from(self.cache.evict(count));
-        self.tree_version += 1;
-    }
-
-    /// Looks the prompt up unless the tree is as it was the last time.
-    fn refresh_match(&mut self, key: Key) {
-        if !self.config.uses_tree() {
-            return;
-        }
-        let request = self.requests.live_mut(key);
-        let matched = &request.waiting.matched;
-        if matched
-            .as_ref()
-            .is_some_and(|(version, _)| *version == self.tree_version)
-        {
-            return;
-        }
-        let prefill_len = request.len();
-        let namespace = &request.spec.namespace;
-        let tokens = &request.tokens[..request.tokens.len() - 1];
-        let mut found = self.cache.match_prefix(namespace, tokens);
-        let usable = usable_hit(found.cached_len, prefill_len, &self.config);
-        if usable == 0 {
-            found.cached_len = 0;
-            found.pages.clear();
-        } else if usable < found.cached_len {
-            found = self
-                .cache
-                .match_prefix(namespace, &tokens[..usable as usize]);
-        }
-        request.waiting.matched = Some((self.tree_version, found));
-    }
-
-    /// Whether to leave a request waiting because another one computes a prefix of it right now,
-    /// which it can then hit (`serving.md` a.5).
-    fn hold_back(&mut self, key: Key) -> bool {
-        let step_id = self.record.step_id;
-        let waiting = &self.requests.live(key).waiting;
-        let is_counted = waiting.held_step == step_id;
-        let may_wait = is_counted || waiting.holds < MAX_HOLDS;
-        if self.fresh.is_empty() || !may_wait || !self.config.uses_tree() {
-            return false;
-        }
-        self.refresh_match(key);
-        let request = self.requests.live(key);
-        let matched = request.waiting.matched.as_ref();
-        let hit = matched.map_or(0, |(_, found)| found.cached_len);
-        let config = &self.config;
-        let gains = self.fresh.iter().any(|other| {
-            let shared = shared_len(request, self.requests.live(*other), config.page_size);
-            usable_hit(shared, request.len(), config) > hit
-        });
-        if !gains {
-            return false;
-        }
-        if !is_counted {
-            let waiting = &mut self.requests.live_mut(key).waiting;
-            waiting.holds += 1;
-            waiting.held_step = step_id;
-            self.counters.held_back += 1;
-        }
-        true
-    }
-
     fn note_admission(&mut self, key: Key, hit: u32) {
         let request = self.requests.live_mut(key);
-        request.waiting = crate::request::WaitingInfo::default();
+        request.waiting = WaitingInfo::default();
         let is_first = request.reported_hit.is_none();
         request.reported_hit.get_or_insert(hit);
         if is_first {
@@ -254,11 +228,12 @@ impl Scheduler {
             self.counters.cached_tokens += u64::from(hit);
             self.counters.queue_time_us += self.now_us.saturating_sub(request.spec.arrival_us);
         }
-        let (request_id, sequence) = (request.spec.request_id, request.sequence);
-        self.plan.admitted.push(request_id);
+        self.plan.admitted.push(request.spec.request_id);
         self.plan.totals.cached_tokens += hit;
         self.fresh.push(key);
-        self.count_overtaking(sequence);
+        if is_first {
+            self.start_running_timer(key);
+        }
     }
 }
 
@@ -268,8 +243,7 @@ fn start_admission(
     slot: u32,
     hit: u32,
     replay: u32,
-    decoder_replay: bool,
-    window: u32,
+    config: &crate::config::SchedulerConfig,
 ) {
     request.slot = slot;
     request.admission += 1;
@@ -280,21 +254,10 @@ fn start_admission(
     request.applied_len = hit;
     request.sent_columns = 0;
     request.window_floor = hit - replay;
-    let tail_start = request.prefill_len.saturating_sub(window);
-    request.tail_floor = if decoder_replay && !request.spec.whole_extend {
+    let tail_start = request.prefill_len.saturating_sub(config.window);
+    request.tail_floor = if config.decoder_replay && !request.spec.whole_extend {
         request.window_floor.max(tail_start)
     } else {
         request.window_floor
     };
-}
-
-/// Tokens in whole pages that `request` can take from `other` once that has computed its prompt.
-fn shared_len(request: &Request, other: &Request, page_size: u32) -> u32 {
-    if request.spec.namespace != other.spec.namespace {
-        return 0;
-    }
-    let ours = request.tokens.chunks_exact(page_size as usize);
-    let theirs = other.tokens[..other.prefill_len as usize].chunks_exact(page_size as usize);
-    let shared = ours.zip(theirs).take_while(|(a, b)| a == b).count();
-    crate::request::len_u32(shared) * page_size
 }

@@ -76,6 +76,8 @@ impl NewTokenRatio {
 pub(crate) struct Budget {
     /// Rows for prompts, replay rows included.
     rows: u32,
+    /// Prompts that may still join.
+    requests: u32,
     /// New prompt tokens after which no further request joins.
     prefill_tokens: u32,
     /// Hit pages whose table entries still fit the plan.
@@ -87,6 +89,7 @@ impl Budget {
     pub fn new(config: &SchedulerConfig, decode_rows: u32) -> Self {
         Self {
             rows: config.prefill_rows() - decode_rows,
+            requests: config.prefill_max_requests.unwrap_or(u32::MAX),
             prefill_tokens: config.max_prefill_tokens,
             hit_pages: config.columns(),
             is_untouched: true,
@@ -95,6 +98,11 @@ impl Budget {
 
     pub fn rows(&self) -> u32 {
         self.rows
+    }
+
+    /// Whether a row of one more prompt may join.
+    pub fn has_room(&self) -> bool {
+        self.rows > 0 && self.requests > 0
     }
 
     /// Whether no prompt row is in the step yet.
@@ -107,10 +115,17 @@ impl Budget {
         self.is_untouched || (prefill_tokens <= self.prefill_tokens && hit_pages <= self.hit_pages)
     }
 
-    pub fn take(&mut self, rows: u32, prefill_tokens: u32, hit_pages: u32) {
+    /// Counts a prompt that joins, with the pages of its hit.
+    pub fn take_request(&mut self, hit_pages: u32) {
+        self.requests = self.requests.saturating_sub(1);
+        self.hit_pages = self.hit_pages.saturating_sub(hit_pages);
+        self.is_untouched = false;
+    }
+
+    /// Counts the rows of a prompt, replay rows included, and those of them that are new.
+    pub fn take_rows(&mut self, rows: u32, prefill_tokens: u32) {
         self.rows -= rows;
         self.prefill_tokens = self.prefill_tokens.saturating_sub(prefill_tokens);
-        self.hit_pages = self.hit_pages.saturating_sub(hit_pages);
         self.is_untouched = false;
     }
 }

@@ -1,9 +1,10 @@
 //! `check_invariants`: recounts what the scheduler believes (`serving.md` a.15, S1 and S2).
 use std::collections::HashSet;
 
+use crate::digest::TableDigest;
 use crate::error::{Result, SchedulerError};
 use crate::scheduler::Scheduler;
-use crate::state::State;
+use crate::state::{State, STATES};
 
 fn broken(name: &'static str, detail: String) -> Result<()> {
     Err(SchedulerError::Invariant { name, detail })
@@ -20,7 +21,9 @@ impl Scheduler {
         self.cache.check_invariants()?;
         self.check_pools()?;
         self.check_owners()?;
-        self.check_lists()
+        self.check_lists()?;
+        self.check_matches()?;
+        self.check_digest()
     }
 
     fn check_pools(&self) -> Result<()> {
@@ -77,33 +80,92 @@ impl Scheduler {
     }
 
     fn check_lists(&self) -> Result<()> {
-        let mut counts = [0_usize; 5];
+        let mut counts = [0_usize; STATES.len()];
         for request in self.requests.iter() {
-            counts[request.state as usize] += 1;
+            let state = request.state();
+            counts[state as usize] += 1;
             let holds = !request.pages.is_empty() || request.receipt.is_some();
-            let may_hold = matches!(request.state, State::Prefilling | State::Running);
-            if (request.slot != 0) != may_hold || (holds && !may_hold) {
+            let may_own = state.may_own();
+            if (request.slot != 0) != may_own || (holds && !may_own) {
                 return broken(
                     "states",
                     format!(
-                        "request {} is {:?} with slot {} and {} pages",
+                        "request {} is {state:?} with slot {} and {} pages",
                         request.spec.request_id,
-                        request.state,
                         request.slot,
                         request.pages.len()
                     ),
                 );
             }
         }
-        let lists = [
-            self.waiting.len(),
-            usize::from(self.carried.is_some()),
-            self.running.len(),
-            counts[State::Retracted as usize],
-            0,
+        let listed = [
+            (State::Waiting, self.waiting.len()),
+            (State::Prefilling, usize::from(self.carried.is_some())),
+            (State::Running, self.running.len()),
+            (State::Retracted, counts[State::Retracted as usize]),
         ];
-        if counts != lists {
-            return broken("states", format!("{counts:?} by state, {lists:?} by list"));
+        let num_listed: usize = listed.iter().map(|(_, len)| len).sum();
+        let agrees = listed
+            .iter()
+            .all(|(state, len)| counts[*state as usize] == *len);
+        if !agrees || num_listed != self.requests.len() {
+            return broken("states", format!("{counts:?} by state, {listed:?} by list"));
+        }
+        let queued: u64 = (self.waiting.iter())
+            .map(|key| u64::from(self.requests.live(key).waiting.counted))
+            .sum();
+        if queued != self.queued_tokens {
+            let detail = format!("{queued} tokens queued, {} counted", self.queued_tokens);
+            return broken("queue", detail);
+        }
+        Ok(())
+    }
+
+    /// A waiting request that nobody told to look again would find what it remembers.
+    fn check_matches(&self) -> Result<()> {
+        for key in self.waiting.iter() {
+            let request = self.requests.live(key);
+            let waiting = &request.waiting;
+            let Some(matched) = waiting.matched.as_ref().filter(|_| !waiting.is_stale) else {
+                continue;
+            };
+            if self.cache.prefix_len(matched.node).is_err() {
+                continue;
+            }
+            let matchable = &request.tokens[..request.tokens.len() - 1];
+            let namespace = &request.spec.namespace;
+            let found = self.cache.match_dry_run(namespace, matchable);
+            if found != matched.cached_len {
+                let id = request.spec.request_id;
+                let known = matched.cached_len;
+                let detail = format!("request {id} believes in a hit of {known}, it is {found}");
+                return broken("matches", detail);
+            }
+        }
+        Ok(())
+    }
+
+    /// S6: what followers have of each slot is what its request holds.
+    fn check_digest(&self) -> Result<()> {
+        for (key, request) in self.requests.entries().filter(|(_, r)| r.slot != 0) {
+            let mut table = TableDigest::new(self.config.max_running_requests + 1);
+            table.hold(request.slot, request.spec.request_id);
+            for column in 0..request.sent_columns {
+                let unsent = self.rewritten.iter().find(|entry| {
+                    entry.key == key
+                        && entry.admission == request.admission
+                        && entry.column == column
+                });
+                let page = unsent.map_or(request.pages[column as usize], |entry| entry.own);
+                table.add(request.slot, column, page);
+            }
+            if table.of_slot(request.slot) != self.digest.of_slot(request.slot) {
+                let detail = format!(
+                    "the digest of slot {} is not that of its pages",
+                    request.slot
+                );
+                return broken("S6", detail);
+            }
         }
         Ok(())
     }

@@ -1,16 +1,42 @@
-//! `SchedulerConfig`: limits and switches, validated once.
+//! `SchedulerConfig`: limits and switches (`validate.rs` checks them, once).
 use serde::Deserialize;
 
-use crate::error::{Result, SchedulerError};
-
-/// Order of the waiting queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Order of the waiting queue (`serving.md` a.5); priority classes, where enabled, come before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Arrival.
+    #[default]
     Fcfs,
     /// Longest matched prefix first.
     Lpm,
+    /// Depth-first order of the prefix tree, the subtree that more requests wait for first.
+    DfsWeight,
+    /// Most prefill tokens processed since arrival per uncached token first.
+    Hrrn,
+    /// Fewest uncached tokens first.
+    ShortestPrefillFirst,
+    /// Longest requested output first.
+    Lof,
+    /// A shuffle that `policy_seed` decides.
+    Random,
+}
+
+impl Policy {
+    /// Whether the order depends on what the prefix cache holds.
+    #[must_use]
+    pub fn is_cache_aware(self) -> bool {
+        matches!(
+            self,
+            Self::Lpm | Self::DfsWeight | Self::Hrrn | Self::ShortestPrefillFirst
+        )
+    }
+
+    /// Whether `max_overtake` bounds how often a request is overtaken.
+    #[must_use]
+    pub fn bounds_overtaking(self) -> bool {
+        !matches!(self, Self::Fcfs | Self::Lof)
+    }
 }
 
 /// Which request gives its pages back first when decode rows lack some.
@@ -22,9 +48,46 @@ pub enum RetractionPolicy {
     Length,
     /// The least urgent one first; among equals as `Length`.
     Priority,
+    /// The one that costs the fewest recomputed tokens for each page it gives back.
+    Cost,
+}
+
+/// Priorities of requests (`serving.md` a.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent switches of the command line"
+)]
+pub struct PriorityConfig {
+    /// Order by priority first.
+    pub enabled: bool,
+    /// Small values are the urgent ones.
+    pub low_values_first: bool,
+    /// Retract running requests for a waiting one that is more urgent.
+    pub preemption: bool,
+    /// A request is preempted only if it is less urgent by more than this.
+    pub preemption_threshold: u32,
+    /// Refuse requests that carry a priority while `enabled` is off, instead of ignoring it.
+    pub refuse_when_disabled: bool,
+}
+
+impl Default for PriorityConfig {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            low_values_first: false,
+            preemption: true,
+            preemption_threshold: 10,
+            refuse_when_disabled: false,
+        }
+    }
 }
 
 /// Limits and switches of a [`Scheduler`](crate::Scheduler).
+///
+/// Fill in what matters and take the rest from [`SchedulerConfig::default`], which is a small
+/// machine: versions of this crate may add fields.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[expect(
@@ -46,8 +109,18 @@ pub struct SchedulerConfig {
     /// New prompt tokens in one step past which no further request joins it.
     #[serde(default = "default_max_prefill_tokens")]
     pub max_prefill_tokens: u32,
+    /// Prompts in one PREFILL step; none = as many as fit.
+    #[serde(default)]
+    pub prefill_max_requests: Option<u32>,
+    /// Steps in a row that a partly planned prompt may be passed over for decode rows or, under
+    /// `ShortestPrefillFirst`, for shorter prompts.
+    #[serde(default = "default_max_defer")]
+    pub prefill_max_defer: u32,
     /// Longest prompt plus output.
     pub context_length: u32,
+    /// Cut prompts that leave no room for their output, instead of refusing them.
+    #[serde(default)]
+    pub auto_truncate: bool,
     /// The model's sliding window.
     pub window: u32,
     /// Ids at or above are refused.
@@ -62,8 +135,29 @@ pub struct SchedulerConfig {
     #[serde(default = "default_true")]
     pub radix_cache: bool,
     /// Order of the waiting queue.
-    #[serde(default = "default_policy")]
+    #[serde(default)]
     pub policy: Policy,
+    /// Seed of [`Policy::Random`].
+    #[serde(default)]
+    pub policy_seed: u64,
+    /// Times a request may be overtaken before it becomes the head of its class.
+    #[serde(default = "default_max_overtake")]
+    pub max_overtake: u32,
+    /// Steps a request waits at most for another one that computes a prefix of it.
+    #[serde(default = "default_hold")]
+    pub inbatch_prefix_hold: u32,
+    /// Priorities.
+    #[serde(default)]
+    pub priority: PriorityConfig,
+    /// Share the machine over tenants: deficit round robin within a priority class.
+    #[serde(default)]
+    pub fair: bool,
+    /// How long a request may wait for its first admission.
+    #[serde(default)]
+    pub waiting_timeout_us: Option<u64>,
+    /// How long a request may take from its first admission to its end.
+    #[serde(default)]
+    pub running_timeout_us: Option<u64>,
     /// Who gives pages back first.
     #[serde(default)]
     pub retraction_policy: RetractionPolicy,
@@ -73,18 +167,67 @@ pub struct SchedulerConfig {
     /// DECODE steps that follow a PREFILL step at least, while anything runs.
     #[serde(default)]
     pub prefill_decode_interval: u32,
+    /// Whether a PREFILL step may be planned while another one is in flight.
+    #[serde(default = "default_true")]
+    pub overlap_prefills: bool,
     /// Scales the share of the output limits that admission reserves.
     #[serde(default = "default_conservativeness")]
     pub conservativeness: f64,
     /// Steps that may be planned and not applied.
     #[serde(default = "default_steps")]
     pub max_steps_in_flight: u32,
+    /// Draft tokens of a VERIFY row (the anchor not counted); 0 = no speculation.
+    #[serde(default)]
+    pub draft_len: u32,
     /// Largest compression ratio that keeps state between rows (2 for V4.1).
     #[serde(default = "default_ratio")]
     pub stateful_ratio: u32,
     /// Ids that end an output unless `ignore_eos`.
     #[serde(default)]
     pub eos_token_ids: Vec<u32>,
+    /// Attention-DP group that the plans are for.
+    #[serde(default)]
+    pub group_id: u32,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            page_size: 16,
+            num_pages: 1024,
+            max_running_requests: 16,
+            max_queued_requests: None,
+            chunked_prefill_size: 1024,
+            max_prefill_tokens: default_max_prefill_tokens(),
+            prefill_max_requests: None,
+            prefill_max_defer: default_max_defer(),
+            context_length: 4096,
+            auto_truncate: false,
+            window: 128,
+            vocab_size: 129_280,
+            encoder_replay: true,
+            decoder_replay: true,
+            radix_cache: true,
+            policy: Policy::Fcfs,
+            policy_seed: 0,
+            max_overtake: default_max_overtake(),
+            inbatch_prefix_hold: default_hold(),
+            priority: PriorityConfig::default(),
+            fair: false,
+            waiting_timeout_us: None,
+            running_timeout_us: None,
+            retraction_policy: RetractionPolicy::Length,
+            mixed_chunk: false,
+            prefill_decode_interval: 0,
+            overlap_prefills: true,
+            conservativeness: default_conservativeness(),
+            max_steps_in_flight: default_steps(),
+            draft_len: 0,
+            stateful_ratio: default_ratio(),
+            eos_token_ids: Vec::new(),
+            group_id: 0,
+        }
+    }
 }
 
 fn default_true() -> bool {
@@ -93,8 +236,14 @@ fn default_true() -> bool {
 fn default_max_prefill_tokens() -> u32 {
     16_384
 }
-fn default_policy() -> Policy {
-    Policy::Fcfs
+fn default_max_defer() -> u32 {
+    4
+}
+fn default_max_overtake() -> u32 {
+    512
+}
+fn default_hold() -> u32 {
+    2
 }
 fn default_conservativeness() -> f64 {
     1.0
@@ -107,43 +256,6 @@ fn default_ratio() -> u32 {
 }
 
 impl SchedulerConfig {
-    /// Checks every value.
-    ///
-    /// # Errors
-    /// [`SchedulerError::Config`] with one line for each wrong value.
-    pub fn validate(&self) -> Result<()> {
-        let mut problems = Vec::new();
-        self.check_sizes(&mut problems);
-        self.check_chunk(&mut problems);
-        if !(self.conservativeness.is_finite() && self.conservativeness >= 0.0) {
-            problems.push(format!(
-                "conservativeness is {}, must be a finite number of at least 0",
-                self.conservativeness
-            ));
-        }
-        if !(1..=2).contains(&self.max_steps_in_flight) {
-            problems.push(format!(
-                "max_steps_in_flight is {}, must be 1 or 2",
-                self.max_steps_in_flight
-            ));
-        }
-        for id in self
-            .eos_token_ids
-            .iter()
-            .filter(|id| **id >= self.vocab_size)
-        {
-            problems.push(format!(
-                "eos_token_ids holds {id}, vocab_size is {}",
-                self.vocab_size
-            ));
-        }
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            Err(SchedulerError::Config { problems })
-        }
-    }
-
     /// Rows a PREFILL step may have; without chunking, enough for the longest prompt in one step.
     #[must_use]
     pub fn prefill_rows(&self) -> u32 {
@@ -154,10 +266,22 @@ impl SchedulerConfig {
         })
     }
 
-    /// Columns of the page table: pages of the longest request.
+    /// Columns of the page table: pages of the longest request, overshoot of drafts included.
     #[must_use]
     pub fn columns(&self) -> u32 {
-        self.context_length.div_ceil(self.page_size)
+        (self.context_length + self.overshoot()).div_ceil(self.page_size)
+    }
+
+    /// Positions past its last token that steps in flight may write for a request.
+    ///
+    /// Without drafts there are none: the step after the last token is not planned.
+    #[must_use]
+    pub fn overshoot(&self) -> u32 {
+        if self.draft_len == 0 {
+            0
+        } else {
+            self.max_steps_in_flight * (self.draft_len + 1)
+        }
     }
 
     /// Whether prompts are matched against and kept in the tree.
@@ -172,7 +296,7 @@ impl SchedulerConfig {
     }
 
     /// Decode rows that may ride along in a PREFILL step.
-    fn mixed_rows(&self) -> u32 {
+    pub(crate) fn mixed_rows(&self) -> u32 {
         if self.mixed_chunk {
             self.max_running_requests
         } else {
@@ -186,62 +310,6 @@ impl SchedulerConfig {
             self.window
         } else {
             0
-        }
-    }
-
-    fn check_sizes(&self, problems: &mut Vec<String>) {
-        let positive = [
-            ("page_size", self.page_size),
-            ("num_pages", self.num_pages),
-            ("max_running_requests", self.max_running_requests),
-            ("max_prefill_tokens", self.max_prefill_tokens),
-            ("context_length", self.context_length),
-            ("window", self.window),
-            ("vocab_size", self.vocab_size),
-            ("stateful_ratio", self.stateful_ratio),
-        ];
-        for (name, value) in positive {
-            if value == 0 {
-                problems.push(format!("{name} is 0, must be at least 1"));
-            } else if value > i32::MAX as u32 / 4 {
-                problems.push(format!("{name} is {value}, must be below 2^29"));
-            }
-        }
-        if self.page_size > 0 && !self.page_size.is_power_of_two() {
-            problems.push(format!(
-                "page_size is {}, must be a power of two",
-                self.page_size
-            ));
-        }
-        if self.stateful_ratio > 0 && self.page_size % self.stateful_ratio != 0 {
-            problems.push(format!(
-                "page_size is {}, must be a multiple of the compression ratio {}",
-                self.page_size, self.stateful_ratio
-            ));
-        }
-    }
-
-    fn check_chunk(&self, problems: &mut Vec<String>) {
-        if self.chunked_prefill_size == -1 {
-            return;
-        }
-        let decode_rows = self.mixed_rows();
-        // A last chunk may have to hold a window and an unaligned page more, so the bound holds
-        // with encoder replay off as well.
-        let least = i64::from(self.window) + i64::from(self.page_size) + i64::from(decode_rows);
-        if self.chunked_prefill_size < least || self.chunked_prefill_size > i64::from(i32::MAX / 4)
-        {
-            problems.push(format!(
-                "chunked_prefill_size is {}, must be -1 or at least {least} (window {} + page {}{})",
-                self.chunked_prefill_size,
-                self.window,
-                self.page_size,
-                if self.mixed_chunk {
-                    format!(" + {decode_rows} decode rows of mixed steps")
-                } else {
-                    String::new()
-                }
-            ));
         }
     }
 }

@@ -1,16 +1,27 @@
-//! Decode rows: who gets one, and the page it may need.
+//! Decode and verify rows: who gets them, and the pages they may need.
 use crate::error::Result;
-use crate::plan::PlanEntry;
+use crate::plan::{PlanEntry, MASKED, SAMPLED};
+use crate::request::{len_u32, Request};
 use crate::scheduler::Scheduler;
+use crate::step::Rows;
 use crate::table::Key;
 
 /// Tells the worker to take the ids before a row from its token ring.
 const FROM_RING: i32 = -2;
-/// Tells the worker to take the id of a row from its token ring.
+/// Tells the worker to take the id of a row from its token ring, or from the draft.
 const PLACEHOLDER: i32 = -1;
 
+/// The plan's `samples` of a request that samples.
+pub(crate) fn sampling_of(request: &Request) -> u8 {
+    if request.spec.needs_mask {
+        SAMPLED | MASKED
+    } else {
+        SAMPLED
+    }
+}
+
 impl Scheduler {
-    /// Fills `keys` with the running requests that get a row in this step, pages in hand.
+    /// Fills `keys` with the running requests that get rows in this step, pages in hand.
     ///
     /// Left out are those whose planned steps bring their last token, and, while pages are on
     /// their way back, those that lack one. Retracts when that is not enough.
@@ -22,57 +33,82 @@ impl Scheduler {
         if self.pages_lacking(keys) > self.num_available_pages() {
             self.make_room(keys)?;
         }
-        let page_size = self.config.page_size;
         keys.retain(|key| {
-            let request = self.requests.live(*key);
-            if request.planned_len < crate::request::len_u32(request.pages.len()) * page_size {
+            let lacking = self.pages_lacked_by(self.requests.live(*key));
+            if lacking == 0 {
                 return true;
             }
-            let has_page = self.num_available_pages() > 0;
-            if has_page {
-                self.allocate_pages(*key, 1);
+            let has_pages = lacking <= self.num_available_pages();
+            if has_pages {
+                self.allocate_pages(*key, lacking);
             } else {
                 self.counters.stalled_rows += 1;
             }
-            has_page
+            has_pages
         });
         Ok(())
     }
 
-    /// Puts one row for each of `keys` into the plan.
+    /// Puts the rows of each of `keys` into the plan: one, or the anchor with its drafts.
     pub(crate) fn push_decode_rows(&mut self, keys: &[Key]) {
         for key in keys {
             let request = self.requests.live(*key);
             let position = request.planned_len;
-            // The CPU knows the id unless the step that samples it is still in flight.
-            let id = request
-                .tokens
-                .get(position as usize)
-                .map_or(PLACEHOLDER, |id| crate::plan::signed(*id));
+            let draft_len = self.draft_len_of(request);
+            // The CPU knows the id unless the step that samples it is still in flight; with drafts
+            // in flight it does not even know the position.
+            let known = (request.pending_steps == 0)
+                .then(|| request.tokens.get(position as usize))
+                .flatten();
+            let id = known.map_or(PLACEHOLDER, |id| crate::plan::signed(*id));
             let entry = PlanEntry {
                 request_id: request.spec.request_id,
                 slot: request.slot,
                 cached_len: request.hit,
                 replay_len: 0,
-                tail_len: 1,
+                tail_len: draft_len + 1,
+                draft_len,
                 window_floor: request.window_floor,
                 tail_floor: request.tail_floor,
-                samples: true,
+                samples: sampling_of(request),
                 history_ids: [FROM_RING; 3],
             };
-            self.plan.push(&entry, position, std::iter::once(id));
-            self.note_rows(*key, position + 1, true, false);
+            let drafts = std::iter::repeat_n(PLACEHOLDER, draft_len as usize);
+            self.plan
+                .push(&entry, position, std::iter::once(id).chain(drafts));
+            let rows = Rows {
+                end: position + draft_len + 1,
+                draft_len,
+                samples: true,
+                is_prefill: false,
+            };
+            self.note_rows(*key, rows);
         }
     }
 
-    /// How many of `keys` need a page for their next row.
+    /// Drafts that a request's next row gets: none past its output limit, should nothing be accepted
+    /// before. None in PREFILL steps.
+    fn draft_len_of(&self, request: &Request) -> u32 {
+        if self.has_drafts {
+            let useful = request.remaining_at_most().saturating_sub(1);
+            self.config.draft_len.min(useful)
+        } else {
+            0
+        }
+    }
+
+    /// Pages that `keys` need for their next rows.
     pub(crate) fn pages_lacking(&self, keys: &[Key]) -> u32 {
-        let page_size = self.config.page_size;
-        let lacks_page = |key: &&Key| {
-            let request = self.requests.live(**key);
-            request.planned_len == crate::request::len_u32(request.pages.len()) * page_size
-        };
-        crate::request::len_u32(keys.iter().filter(lacks_page).count())
+        let lacked = |key: &Key| self.pages_lacked_by(self.requests.live(*key));
+        keys.iter().map(lacked).sum()
+    }
+
+    /// Pages that a request needs for its next rows: they cover the committed length and whatever
+    /// the steps in flight and the next one may accept.
+    fn pages_lacked_by(&self, request: &Request) -> u32 {
+        let end = request.planned_len + self.draft_len_of(request) + 1;
+        let pages = end.div_ceil(self.config.page_size);
+        pages.saturating_sub(len_u32(request.pages.len()))
     }
 
     pub(crate) fn num_available_pages(&self) -> u32 {

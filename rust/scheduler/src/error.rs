@@ -38,6 +38,18 @@ pub enum SchedulerError {
         /// Results given.
         given: usize,
     },
+    /// A row brings fewer or more ids than its drafts allow.
+    #[error("request {request_id} of step {step_id} can bring 1 to {most} ids, not {given}")]
+    WrongRunLen {
+        /// The step given.
+        step_id: u64,
+        /// The request.
+        request_id: u64,
+        /// Drafts of its row, and one.
+        most: u32,
+        /// Ids given.
+        given: u32,
+    },
     /// The prefix cache refused an operation: a bug of the scheduler.
     #[error("prefix cache: {0}")]
     Cache(#[from] CacheError),

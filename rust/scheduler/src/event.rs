@@ -23,6 +23,19 @@ pub enum FinishCode {
     ErrorInternal = 7,
     /// Its deadline passed.
     Deadline = 8,
+    /// Dropped from a full queue for a more urgent request.
+    Dropped = 9,
+}
+
+impl FinishCode {
+    /// Whether the request ends before its output does.
+    #[must_use]
+    pub fn is_early(self) -> bool {
+        !matches!(
+            self,
+            Self::None | Self::StopToken | Self::StopString | Self::Length
+        )
+    }
 }
 
 /// Status of a result row: the sampler's ids are good.
@@ -95,7 +108,8 @@ pub struct Rejection {
     /// The request.
     pub request_id: u64,
     /// Stable code: `context_length_exceeded`, `pool_capacity_exceeded`, `queue_full`,
-    /// `invalid_token_id`, `duplicate_request_id`, `empty_prompt`.
+    /// `invalid_token_id`, `duplicate_request_id`, `empty_prompt`, `priority_disabled`,
+    /// `deadline_exceeded` (it is over already), `deadline_unreachable` (it would start too late).
     pub code: &'static str,
     /// Value, limit and remedy.
     pub message: String,

@@ -3,6 +3,7 @@ use std::collections::VecDeque;
 
 use dsserve_radix_cache::{PageId, RadixCache, Receipt};
 
+use crate::step::Rows;
 use crate::table::Key;
 
 /// One request's part of a step in flight.
@@ -11,10 +12,7 @@ pub(crate) struct StepRow {
     pub key: Key,
     /// Admission the rows belong to.
     pub admission: u32,
-    /// Tokens whose KV is valid after the step.
-    pub end: u32,
-    pub samples: bool,
-    pub is_prefill: bool,
+    pub rows: Rows,
 }
 
 /// A step that is planned and not applied.
@@ -22,6 +20,25 @@ pub(crate) struct StepRow {
 pub(crate) struct StepRecord {
     pub step_id: u64,
     pub rows: Vec<StepRow>,
+    pub planned_us: u64,
+    pub prefill_tokens: u32,
+}
+
+impl StepRecord {
+    /// Whether the step has prompt rows: they come first.
+    pub fn has_prefill(&self) -> bool {
+        self.rows.first().is_some_and(|row| row.rows.is_prefill)
+    }
+}
+
+/// A page-table entry to send again: the tree had the page already.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rewritten {
+    pub key: Key,
+    pub admission: u32,
+    pub column: u32,
+    /// What the device has there.
+    pub own: PageId,
 }
 
 /// The steps in flight, oldest first. Records are reused.
@@ -48,6 +65,11 @@ impl InFlight {
 
     pub fn oldest(&self) -> Option<&StepRecord> {
         self.steps.front()
+    }
+
+    /// Whether any of them has prompt rows.
+    pub fn has_prefill(&self) -> bool {
+        self.steps.iter().any(StepRecord::has_prefill)
     }
 
     /// An empty record numbered [`InFlight::next_id`]; `push` it to make it a step.
@@ -83,6 +105,9 @@ pub(crate) struct Leftover {
     pub receipt: Option<Receipt>,
     /// 0 = none.
     pub slot: u32,
+    /// Pages that can be handed out once it is released: `pages`, and those of the tree that only
+    /// `receipt` keeps.
+    pub returning: u32,
 }
 
 /// Leftovers that a step in flight may still read or write (`serving.md` a.10).
@@ -90,11 +115,13 @@ pub(crate) struct Leftover {
 pub(crate) struct Quarantine {
     entries: Vec<Leftover>,
     num_pages: u32,
+    num_returning: u32,
 }
 
 impl Quarantine {
     pub fn push(&mut self, leftover: Leftover) {
         self.num_pages += crate::request::len_u32(leftover.pages.len());
+        self.num_returning += leftover.returning;
         self.entries.push(leftover);
     }
 
@@ -109,6 +136,7 @@ impl Quarantine {
             // Order among entries is kept: which page is handed out next must not depend on it.
             let leftover = self.entries.remove(index);
             self.num_pages -= crate::request::len_u32(leftover.pages.len());
+            self.num_returning -= leftover.returning;
             cache.free(&leftover.pages);
             if let Some(receipt) = leftover.receipt {
                 cache.unlock(receipt);
@@ -127,6 +155,11 @@ impl Quarantine {
         self.num_pages
     }
 
+    /// Pages that its release brings, those of the tree that may become evictable included.
+    pub fn num_returning(&self) -> u32 {
+        self.num_returning
+    }
+
     pub fn num_slots(&self) -> u32 {
         crate::request::len_u32(self.entries.iter().filter(|entry| entry.slot != 0).count())
     }
@@ -137,6 +170,7 @@ impl Quarantine {
 
     pub fn drain(&mut self) -> std::vec::Drain<'_, Leftover> {
         self.num_pages = 0;
+        self.num_returning = 0;
         self.entries.drain(..)
     }
 }

@@ -12,11 +12,24 @@ pub enum Phase {
     Prefill = 1,
     /// One row per running request.
     Decode = 2,
+    /// The anchor and the draft tokens of each running request.
+    Verify = 3,
+    /// Publishes state that was received; no forward.
+    Prebuilt = 4,
 }
+
+/// Bit of [`StepPlan::samples`]: ids come back for the request.
+pub const SAMPLED: u8 = 1;
+/// Bit of [`StepPlan::samples`]: the sampling, not the forward, waits for the request's mask.
+pub const MASKED: u8 = 2;
 
 /// One step: B requests, T rows, arrays per field (`DESIGN` of the engine; `replay.md` for floors).
 ///
 /// Addresses of KV: FULL row of position p is on page `page_table[slot][p / page_size]`.
+///
+/// While a VERIFY step is in flight nobody knows how many of its drafts were accepted. Of the rows of
+/// requests in it (`history_ids` -2), `start_position` and `positions` are then the largest possible
+/// ones: pages are there up to them, and the device takes the true start from its committed lengths.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct StepPlan {
     /// Number of the step, from 1.
@@ -37,7 +50,7 @@ pub struct StepPlan {
     pub replay_len: Vec<i32>,
     /// \[B\] last rows that run the decoder half.
     pub tail_len: Vec<i32>,
-    /// \[B\] draft tokens; 0.
+    /// \[B\] draft tokens behind the first row.
     pub draft_len: Vec<i32>,
     /// \[B\] windows of encoder layers see nothing below.
     pub window_floor: Vec<i32>,
@@ -45,7 +58,8 @@ pub struct StepPlan {
     pub write_floor: Vec<i32>,
     /// \[B\] windows of decoder layers see nothing below.
     pub tail_floor: Vec<i32>,
-    /// \[B\] 1 = the last row is sampled.
+    /// \[B\] [`SAMPLED`] where the last row (with drafts: every row) is sampled, with
+    /// [`MASKED`] where that waits for the request's mask.
     pub samples: Vec<u8>,
     /// \[B\] ids at `start_position` -3..-1, -1 before the start; -2 = the device's token ring.
     pub history_ids: Vec<[i32; 3]>,
@@ -59,6 +73,10 @@ pub struct StepPlan {
     pub released_slots: Vec<i32>,
     /// Requests that got a slot in this step.
     pub admitted: Vec<u64>,
+    /// Attention-DP group that the plan is for.
+    pub group_id: u32,
+    /// What the page table must hold after the deltas, for followers to compare.
+    pub digest: u64,
     /// Sums for logs and metrics.
     pub totals: PlanTotals,
 }
@@ -76,6 +94,8 @@ pub struct PlanTotals {
     pub cached_tokens: u32,
     /// Requests that sample.
     pub sampling_rows: u32,
+    /// Draft tokens.
+    pub draft_tokens: u32,
     /// Largest position plus one.
     pub max_computed_len: u32,
 }
@@ -103,7 +123,7 @@ impl PlanCapacity {
     #[must_use]
     pub fn of(config: &SchedulerConfig) -> Self {
         let requests = config.max_running_requests;
-        let rows = config.prefill_rows().max(requests);
+        let rows = (config.prefill_rows()).max(requests * (config.draft_len + 1));
         let chunk_pages = rows.div_ceil(config.page_size) + requests;
         Self {
             requests,
@@ -123,9 +143,10 @@ pub(crate) struct PlanEntry {
     pub cached_len: u32,
     pub replay_len: u32,
     pub tail_len: u32,
+    pub draft_len: u32,
     pub window_floor: u32,
     pub tail_floor: u32,
-    pub samples: bool,
+    pub samples: u8,
     pub history_ids: [i32; 3],
 }
 
@@ -151,6 +172,7 @@ impl StepPlan {
         self.page_deltas.clear();
         self.released_slots.clear();
         self.admitted.clear();
+        self.digest = 0;
         self.totals = PlanTotals::default();
     }
 
@@ -171,15 +193,16 @@ impl StepPlan {
         self.cached_len.push(signed(entry.cached_len));
         self.replay_len.push(signed(entry.replay_len));
         self.tail_len.push(signed(entry.tail_len));
-        self.draft_len.push(0);
+        self.draft_len.push(signed(entry.draft_len));
         self.window_floor.push(signed(entry.window_floor));
         self.write_floor.push(signed(entry.cached_len));
         self.tail_floor.push(signed(entry.tail_floor));
-        self.samples.push(u8::from(entry.samples));
+        self.samples.push(entry.samples);
         self.history_ids.push(entry.history_ids);
         self.totals.replay_rows += entry.replay_len;
         self.totals.tail_rows += entry.tail_len;
-        self.totals.sampling_rows += u32::from(entry.samples);
+        self.totals.sampling_rows += u32::from(entry.samples != 0);
+        self.totals.draft_tokens += entry.draft_len;
         self.totals.max_computed_len = self.totals.max_computed_len.max(end);
     }
 

@@ -1,75 +1,116 @@
-//! The order in which waiting requests are considered for admission.
-use std::cmp::Reverse;
-
+//! The order in which waiting requests are considered for admission (`serving.md` a.5).
 use crate::config::Policy;
+use crate::request::Request;
 use crate::scheduler::Scheduler;
 use crate::table::Key;
 
-/// Waiting requests whose hit length is looked up again in one step; the rest keep a stale order.
-const MAX_REMATCHES: usize = 128;
-/// Times a request may be overtaken before it goes to the head of the queue.
-const MAX_OVERTAKEN: u32 = 512;
+/// Order of one request: its priority class, then retracted before aged before all others, then
+/// what the policy says, then the queue's order. Smaller goes first.
+pub(crate) type SortKey = (i64, u8, u64, i64);
+
+const RETRACTED: u8 = 0;
+const AGED: u8 = 1;
+const USUAL: u8 = 2;
+
+/// Bits after the point of the ratio that `Hrrn` orders by.
+const RATIO_BITS: u32 = 16;
+
+/// Scrambles a word, so that its low bits depend on all of it.
+fn mix(word: u64) -> u64 {
+    let word = (word ^ (word >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    let word = (word ^ (word >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    word ^ (word >> 33)
+}
 
 impl Scheduler {
-    /// Fills `order` with the waiting requests, most deserving first.
-    ///
-    /// Retracted requests stay at the front under every policy.
-    pub(crate) fn order_waiting(&mut self, order: &mut Vec<Key>) {
+    /// Fills `order` with waiting requests, most deserving first: all of them, or the first `most`
+    /// at least.
+    pub(crate) fn order_waiting(&mut self, order: &mut Vec<Key>, most: usize) {
         order.clear();
         if self.config.policy == Policy::Fcfs {
-            // First come, first served stops at the first request that does not fit, and admits at
-            // most one per free slot: a long queue need not be copied. Held ones are skipped.
-            let enough = self.free_slots.len() + MAX_REMATCHES;
-            order.extend(self.waiting.iter().take(enough));
+            order.extend(self.waiting.iter().take(most));
             return;
         }
-        order.extend(self.waiting.iter());
-        self.refresh_hits(order);
-        let requests = &self.requests;
-        let first = self.waiting.num_retracted();
-        order[first..].sort_by_key(|key| {
-            let request = requests.live(*key);
-            (
-                request.waiting.overtaken <= MAX_OVERTAKEN,
-                Reverse(request.waiting.hit),
-                request.sequence,
-            )
-        });
-    }
-
-    /// Counts, for each waiting request that arrived earlier, that `sequence` went before it.
-    pub(crate) fn count_overtaking(&mut self, sequence: u64) {
-        if self.config.policy == Policy::Fcfs {
-            return;
+        if self.config.policy.is_cache_aware() && self.config.uses_tree() {
+            self.refresh_hits();
         }
-        for index in 0..self.waiting.len() {
-            let Some(key) = self.waiting.get(index) else {
-                break;
+        let mut entries = std::mem::take(&mut self.sort_entries);
+        entries.clear();
+        let tree_ranks = if self.config.policy == Policy::DfsWeight {
+            self.tree_ranks()
+        } else {
+            Vec::new()
+        };
+        for (index, key) in self.waiting.iter().enumerate() {
+            let request = self.requests.live(key);
+            let wish = match tree_ranks.get(index) {
+                Some(rank) => u64::from(*rank),
+                None => self.policy_key(request),
             };
-            let request = self.requests.live_mut(key);
-            if request.sequence < sequence {
-                request.waiting.overtaken += 1;
+            let place = request.waiting.place;
+            let group = if place.is_retracted() {
+                RETRACTED
+            } else if self.is_aged(request) {
+                AGED
+            } else {
+                USUAL
+            };
+            let wish = if group == USUAL { wish } else { 0 };
+            entries.push(((place.class, group, wish, place.rank), key));
+        }
+        if most < entries.len() / 4 {
+            entries.select_nth_unstable(most);
+            entries.truncate(most);
+        }
+        entries.sort_unstable();
+        order.extend(entries.iter().map(|(_, key)| *key));
+        self.sort_entries = entries;
+    }
+
+    /// Whether a request was overtaken so often that nobody may overtake it any more.
+    pub(crate) fn is_aged(&self, request: &Request) -> bool {
+        self.config.policy.bounds_overtaking()
+            && request.waiting.overtaken >= self.config.max_overtake
+    }
+
+    /// What the policy orders by, smaller first.
+    fn policy_key(&self, request: &Request) -> u64 {
+        let waiting = &request.waiting;
+        match self.config.policy {
+            Policy::Fcfs | Policy::DfsWeight => 0,
+            Policy::Lpm => u64::from(u32::MAX - waiting.hit),
+            Policy::Hrrn => {
+                let waited = self.counters.prefill_tokens - waiting.prefilled_before;
+                let ratio = (waited << RATIO_BITS) / u64::from(request.uncached_len());
+                u64::MAX - ratio
+            }
+            Policy::ShortestPrefillFirst => u64::from(request.uncached_len()),
+            Policy::Lof => u64::from(u32::MAX - request.spec.max_new_tokens),
+            Policy::Random => mix(self.config.policy_seed ^ mix(request.sequence)),
+        }
+    }
+
+    /// Counts, for each waiting request, the later ones of its class (and tenant) that were
+    /// admitted before it.
+    pub(crate) fn count_overtaking(&mut self, admitted: &[(i64, i64, u64)]) {
+        if !self.config.policy.bounds_overtaking() {
+            return;
+        }
+        for (class, rank, tenant) in admitted {
+            for key in self.waiting.before(*class, *rank) {
+                let request = self.requests.live_mut(key);
+                if !self.config.fair || request.spec.tenant == *tenant {
+                    request.waiting.overtaken += 1;
+                }
             }
         }
     }
 
-    fn refresh_hits(&mut self, order: &[Key]) {
-        let version = self.tree_version;
-        let mut left = MAX_REMATCHES;
-        for key in order {
-            if left == 0 {
-                break;
-            }
-            let request = self.requests.live_mut(*key);
-            if request.waiting.hit_version == Some(version) {
-                continue;
-            }
-            left -= 1;
-            let matchable = request.tokens.len() - 1;
-            request.waiting.hit = self
-                .cache
-                .match_dry_run(&request.spec.namespace, &request.tokens[..matchable]);
-            request.waiting.hit_version = Some(version);
-        }
+    /// How many requests of the queue admission may look at in one step.
+    pub(crate) fn most_candidates(&self) -> usize {
+        self.free_slots.len() + MAX_CANDIDATES_PASSED
     }
 }
+
+/// Waiting requests that a step may pass over, held back or too large.
+const MAX_CANDIDATES_PASSED: usize = 128;

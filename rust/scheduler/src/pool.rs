@@ -76,7 +76,7 @@ impl PoolUse {
 }
 
 /// What a request takes of each pool: `computed` tokens with KV, of which `shared` are in the tree.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
     pub computed: u32,
     pub shared: u32,
@@ -149,10 +149,8 @@ impl Scheduler {
 
     /// The pool in which the request does not even fit alone, with need and capacity.
     pub(crate) fn never_fits(&self, request: &Request) -> Option<(Pool, u32, u32)> {
-        // The last sampled token has no KV.
-        let computed = request.prompt_len + request.spec.max_new_tokens.saturating_sub(1);
         let need = Need {
-            computed,
+            computed: request.most_computed() + self.config.overshoot(),
             shared: 0,
         };
         POOLS.iter().find_map(|pool| {

@@ -1,9 +1,11 @@
 //! Which rows of a prompt a step computes: chunk ends, encoder-replay and decoder-replay rows.
 use crate::budget::Budget;
 use crate::config::SchedulerConfig;
+use crate::decode::sampling_of;
 use crate::plan::PlanEntry;
 use crate::request::Request;
 use crate::scheduler::Scheduler;
+use crate::step::Rows;
 use crate::table::Key;
 
 /// Progress of a prompt, from which its next chunk follows.
@@ -110,9 +112,10 @@ impl Scheduler {
             cached_len: request.hit,
             replay_len: replay,
             tail_len,
+            draft_len: 0,
             window_floor: request.window_floor,
             tail_floor: request.tail_floor,
-            samples: is_last,
+            samples: if is_last { sampling_of(request) } else { 0 },
             history_ids: [history(3), history(2), history(1)],
         };
         let new_tokens = end - request.planned_len;
@@ -120,8 +123,16 @@ impl Scheduler {
         self.plan
             .push(&entry, start, ids.map(|id| crate::plan::signed(*id)));
         self.plan.totals.prefill_tokens += new_tokens;
-        budget.take(rows, new_tokens, 0);
-        self.note_rows(key, end, is_last, true);
+        budget.take_rows(rows, new_tokens);
+        self.note_rows(
+            key,
+            Rows {
+                end,
+                draft_len: 0,
+                samples: is_last,
+                is_prefill: true,
+            },
+        );
     }
 }
 

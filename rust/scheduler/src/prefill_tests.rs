@@ -1,30 +1,19 @@
 //! Chunk rules at their edges: page 4, window 8 unless said otherwise.
 use super::{chunk_end, usable_hit, Progress};
 use crate::budget::Budget;
-use crate::config::{Policy, RetractionPolicy, SchedulerConfig};
+use crate::config::SchedulerConfig;
 
 fn config(chunked_prefill_size: i64) -> SchedulerConfig {
     SchedulerConfig {
         page_size: 4,
         num_pages: 64,
         max_running_requests: 4,
-        max_queued_requests: None,
         chunked_prefill_size,
         max_prefill_tokens: 64,
         context_length: 200,
         window: 8,
         vocab_size: 10,
-        encoder_replay: true,
-        decoder_replay: true,
-        radix_cache: true,
-        policy: Policy::Fcfs,
-        retraction_policy: RetractionPolicy::Length,
-        mixed_chunk: false,
-        prefill_decode_interval: 0,
-        conservativeness: 1.0,
-        max_steps_in_flight: 2,
-        stateful_ratio: 2,
-        eos_token_ids: Vec::new(),
+        ..SchedulerConfig::default()
     }
 }
 
@@ -41,7 +30,7 @@ fn end(prefill_len: u32, hit: u32, computed: u32, replay: u32, rows: i64) -> Opt
 /// As `end`, in a step that holds another prompt already.
 fn end_behind_another(prefill_len: u32, hit: u32, replay: u32, rows: u32) -> Option<u32> {
     let mut budget = Budget::new(&config(100), 0);
-    budget.take(100 - rows, 0, 0);
+    budget.take_rows(100 - rows, 0);
     let progress = Progress {
         prefill_len,
         hit,

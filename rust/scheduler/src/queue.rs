@@ -1,33 +1,52 @@
-//! The waiting requests in the order of their arrival; retracted ones come first.
-use std::collections::VecDeque;
+//! The waiting requests by priority class, then in the order of their arrival; retracted ones come
+//! first in their class.
+use std::collections::BTreeMap;
 
 use crate::table::Key;
+
+/// Where a request stands in the queue: smaller goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Place {
+    /// Priority class, the most urgent one is the smallest.
+    pub class: i64,
+    /// Arrival order; negative for retracted requests, the last retracted one first.
+    pub rank: i64,
+}
+
+impl Place {
+    /// Whether the request was retracted: then it goes before every policy of its class.
+    pub fn is_retracted(self) -> bool {
+        self.rank < 0
+    }
+}
 
 /// Waiting requests.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    keys: VecDeque<Key>,
-    /// Leading entries that were retracted: they go before every policy.
-    num_retracted: usize,
+    keys: BTreeMap<Place, Key>,
+    num_retractions: i64,
 }
 
 impl Queue {
-    pub fn push(&mut self, key: Key) {
-        self.keys.push_back(key);
+    /// Adds a request that arrived as number `sequence`; returns its place.
+    pub fn push(&mut self, class: i64, sequence: u64, key: Key) -> Place {
+        let rank = i64::try_from(sequence).unwrap_or(i64::MAX);
+        let place = Place { class, rank };
+        self.keys.insert(place, key);
+        place
     }
 
-    pub fn push_retracted(&mut self, key: Key) {
-        self.keys.push_front(key);
-        self.num_retracted += 1;
+    /// Adds a retracted request; returns its place.
+    pub fn push_retracted(&mut self, class: i64, key: Key) -> Place {
+        self.num_retractions += 1;
+        let rank = -self.num_retractions;
+        let place = Place { class, rank };
+        self.keys.insert(place, key);
+        place
     }
 
-    pub fn remove(&mut self, key: Key) {
-        if let Some(position) = self.keys.iter().position(|other| *other == key) {
-            self.keys.remove(position);
-            if position < self.num_retracted {
-                self.num_retracted -= 1;
-            }
-        }
+    pub fn remove(&mut self, place: Place) {
+        self.keys.remove(&place);
     }
 
     pub fn len(&self) -> usize {
@@ -38,16 +57,25 @@ impl Queue {
         self.keys.is_empty()
     }
 
-    pub fn num_retracted(&self) -> usize {
-        self.num_retracted
+    /// All keys in the order of the queue.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Key> + '_ {
+        self.keys.values().copied()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = Key> + '_ {
-        self.keys.iter().copied()
+    /// Keys of a class that stand before `rank`, those of retracted requests included.
+    pub fn before(&self, class: i64, rank: i64) -> impl Iterator<Item = Key> + '_ {
+        let first = Place {
+            class,
+            rank: i64::MIN,
+        };
+        let end = Place { class, rank };
+        self.keys.range(first..end).map(|(_, key)| *key)
     }
 
-    /// The `index`-th request in arrival order.
-    pub fn get(&self, index: usize) -> Option<Key> {
-        self.keys.get(index).copied()
+    /// The one that every policy but fairness would let wait longest.
+    pub fn last(&self) -> Option<(Place, Key)> {
+        self.keys
+            .last_key_value()
+            .map(|(place, key)| (*place, *key))
     }
 }

@@ -1,10 +1,14 @@
 //! What a request is given (`RequestSpec`), what it owns and how far it is (`Request`).
 use dsserve_radix_cache::{Match, Namespace, PageId, Receipt};
 
-use crate::state::State;
+use crate::queue::Place;
+use crate::state::{Lifecycle, Role, State};
 
 /// A request as the engine submits it.
-#[derive(Debug, Clone)]
+///
+/// Fill in what matters and take the rest from [`RequestSpec::default`]: versions of this crate may
+/// add fields.
+#[derive(Debug, Clone, Default)]
 pub struct RequestSpec {
     /// Identity, unique among the requests that have not ended.
     pub request_id: u64,
@@ -18,8 +22,14 @@ pub struct RequestSpec {
     pub ignore_eos: bool,
     /// Further ids that end the request.
     pub stop_token_ids: Vec<u32>,
-    /// Urgency; kept for priority scheduling, which orders nothing yet.
-    pub priority: i32,
+    /// Urgency where priorities are enabled; none is the least urgent.
+    pub priority: Option<i32>,
+    /// Whom the request is for, where the machine is shared fairly.
+    pub tenant: u64,
+    /// When the request is of no use any more, on the clock of `now_us`.
+    pub deadline_us: Option<u64>,
+    /// Whether its sampling waits for a mask (a grammar): marked in the plan's `samples`.
+    pub needs_mask: bool,
     /// What the prefix cache keeps apart.
     pub namespace: Namespace,
     /// When the request arrived, on the clock of `now_us`.
@@ -35,7 +45,7 @@ pub(crate) struct Request {
     /// Prompt and committed output. Starts as the prompt, moved out of `spec.token_ids`.
     pub tokens: Vec<u32>,
     pub prompt_len: u32,
-    pub state: State,
+    pub life: Lifecycle,
     /// Arrival order; ties of every policy end here.
     pub sequence: u64,
     pub waiting: WaitingInfo,
@@ -53,11 +63,13 @@ pub(crate) struct Request {
     pub reported_hit: Option<u32>,
     /// Tokens that this admission prefills: prompt and output so far.
     pub prefill_len: u32,
-    /// Tokens whose KV is valid after every planned step.
+    /// Tokens whose KV is valid after every planned step; with drafts in flight, at most so many.
     pub planned_len: u32,
     /// Tokens whose KV is valid after every applied step.
     pub applied_len: u32,
-    /// Sampled tokens that planned steps will bring.
+    /// Planned steps that will bring tokens.
+    pub pending_steps: u32,
+    /// Tokens they will bring at most.
     pub pending_tokens: u32,
     /// Last planned step that holds the request; 0 = none.
     pub last_step: u64,
@@ -70,14 +82,22 @@ pub(crate) struct Request {
 /// What the queue remembers of a waiting request.
 #[derive(Debug, Default)]
 pub(crate) struct WaitingInfo {
-    /// The last match, valid while the tree is at this version.
-    pub matched: Option<(u64, Match)>,
-    /// Hit length that cache-aware policies order by; may be stale.
+    /// Where it stands in the queue.
+    pub place: Place,
+    /// The last match; good while its node is in the tree and `is_stale` is not set.
+    pub matched: Option<Match>,
+    /// The tree grew where the match ends, or there was no match yet.
+    pub is_stale: bool,
+    /// Name of the page that would make the match longer, under which the tree's growth is told.
+    pub watch: Option<u64>,
+    /// Hit length that cache-aware policies order by; may be behind.
     pub hit: u32,
-    /// Tree version of `hit`.
-    pub hit_version: Option<u64>,
+    /// Tokens it adds to the scheduler's count of queued tokens.
+    pub counted: u32,
+    /// Prefill tokens that all requests had processed when this one arrived.
+    pub prefilled_before: u64,
     /// Steps it was held back for a request with the same prefix.
-    pub holds: u8,
+    pub holds: u32,
     /// The last of them: asking for the same step again is not another one.
     pub held_step: u64,
     /// Times a later request was admitted before it.
@@ -85,13 +105,14 @@ pub(crate) struct WaitingInfo {
 }
 
 impl Request {
+    /// A request on its way into the queue.
     pub fn new(mut spec: RequestSpec, sequence: u64) -> Self {
         let tokens = std::mem::take(&mut spec.token_ids);
         Self {
             prompt_len: len_u32(tokens.len()),
             spec,
             tokens,
-            state: State::Waiting,
+            life: Lifecycle::received(Role::Unified),
             sequence,
             waiting: WaitingInfo::default(),
             slot: 0,
@@ -104,12 +125,17 @@ impl Request {
             prefill_len: 0,
             planned_len: 0,
             applied_len: 0,
+            pending_steps: 0,
             pending_tokens: 0,
             last_step: 0,
             sent_columns: 0,
             window_floor: 0,
             tail_floor: 0,
         }
+    }
+
+    pub fn state(&self) -> State {
+        self.life.state()
     }
 
     pub fn len(&self) -> u32 {
@@ -120,19 +146,39 @@ impl Request {
         self.len() - self.prompt_len
     }
 
-    /// Output tokens it may still get beyond those that planned steps will bring.
+    /// Output tokens it may still get beyond those that planned steps will bring at most.
     pub fn remaining(&self) -> u32 {
         (self.spec.max_new_tokens).saturating_sub(self.output_len() + self.pending_tokens)
     }
 
-    /// Whether the planned steps already bring its last token.
+    /// Output tokens it may still get beyond those that planned steps will bring at least.
+    pub fn remaining_at_most(&self) -> u32 {
+        (self.spec.max_new_tokens).saturating_sub(self.output_len() + self.pending_steps)
+    }
+
+    /// Whether the planned steps bring its last token for certain.
     pub fn ends_by_length(&self) -> bool {
-        self.remaining() == 0
+        self.remaining_at_most() == 0
+    }
+
+    /// Tokens with KV when its output has its full length: the last token needs none.
+    pub fn most_computed(&self) -> u32 {
+        self.prompt_len + self.spec.max_new_tokens.saturating_sub(1)
+    }
+
+    /// Tokens to prefill that the cache does not hold, as far as is known while it waits.
+    pub fn uncached_len(&self) -> u32 {
+        (self.len() - self.waiting.hit).max(1)
     }
 
     /// Pages of its own: those past the tree's part.
     pub fn private_pages(&self, page_size: u32) -> &[PageId] {
         &self.pages[(self.tree_len / page_size) as usize..]
+    }
+
+    /// Pages that letting go of it brings back, sooner or later: all but those of its hit.
+    pub fn returned_pages(&self, page_size: u32) -> u32 {
+        len_u32(self.pages.len()) - self.hit / page_size
     }
 }
 

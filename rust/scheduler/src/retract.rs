@@ -4,9 +4,10 @@ use std::cmp::Reverse;
 use crate::config::RetractionPolicy;
 use crate::error::Result;
 use crate::event::FinishCode;
-use crate::overlap::Leftover;
+use crate::overlap::{Leftover, Rewritten};
+use crate::request::Request;
 use crate::scheduler::Scheduler;
-use crate::state::State;
+use crate::state::{Lifecycle, State};
 use crate::table::Key;
 
 impl Scheduler {
@@ -39,12 +40,14 @@ impl Scheduler {
     fn pick_victim(&self, keys: &[Key]) -> Option<Key> {
         keys.iter().copied().min_by_key(|key| {
             let request = self.requests.live(*key);
-            let urgency = match self.config.retraction_policy {
+            let first = match self.config.retraction_policy {
                 RetractionPolicy::Length => 0,
-                RetractionPolicy::Priority => request.spec.priority,
+                // Without priority scheduling the field still says who matters.
+                RetractionPolicy::Priority => self.urgency(request),
+                RetractionPolicy::Cost => self.cost_per_page(request),
             };
             (
-                urgency,
+                first,
                 request.output_len() + request.pending_tokens,
                 Reverse(request.prompt_len),
                 Reverse(request.sequence),
@@ -52,10 +55,30 @@ impl Scheduler {
         })
     }
 
-    fn retract(&mut self, key: Key) -> Result<()> {
+    /// Larger is more urgent; no priority is the least.
+    fn urgency(&self, request: &Request) -> i64 {
+        let sign = if self.config.priority.low_values_first {
+            -1
+        } else {
+            1
+        };
+        let priority = request.spec.priority.map(i64::from);
+        priority.map_or(i64::MIN, |priority| sign * priority)
+    }
+
+    /// Tokens to compute again for each page that a retraction brings, in 1/1024: whole pages stay
+    /// in the tree, the window and the rest of the last page do not.
+    fn cost_per_page(&self, request: &Request) -> i64 {
+        let page_size = self.config.page_size;
+        let lost = request.applied_len % page_size + self.config.replay_window();
+        let pages = request.returned_pages(page_size).max(1);
+        i64::from(lost) * 1024 / i64::from(pages)
+    }
+
+    pub(crate) fn retract(&mut self, key: Key) -> Result<()> {
         let applied_len = self.requests.live(key).applied_len;
         self.let_go(key, Some(applied_len))?;
-        self.enter(key, State::Retracted);
+        self.move_on(key, Lifecycle::retract);
         self.running.retain(|other| *other != key);
         let requests = &self.requests;
         let goes_on = self.running.iter().chain(&self.carried);
@@ -69,9 +92,12 @@ impl Scheduler {
     pub(crate) fn requeue_if_settled(&mut self, key: Key) {
         let request = self.requests.live(key);
         let is_settled = request.last_step <= self.in_flight.last_applied();
-        if request.state == State::Retracted && is_settled {
-            self.enter(key, State::Waiting);
-            self.waiting.push_retracted(key);
+        if request.state() == State::Retracted && is_settled {
+            let class = self.class_of(&request.spec);
+            self.move_on(key, Lifecycle::queue);
+            let place = self.waiting.push_retracted(class, key);
+            self.requests.live_mut(key).waiting.place = place;
+            self.note_waiting(key);
         }
     }
 
@@ -88,6 +114,7 @@ impl Scheduler {
         let page_size = self.config.page_size;
         let request = self.requests.live_mut(key);
         let pages = request.private_pages(page_size).to_vec();
+        let returning = request.returned_pages(page_size);
         request.pages.clear();
         request.tree_len = 0;
         request.planned_len = 0;
@@ -98,6 +125,7 @@ impl Scheduler {
             pages,
             receipt: request.receipt.take(),
             slot: std::mem::take(&mut request.slot),
+            returning,
         });
         self.fresh.retain(|other| *other != key);
         self.release_quarantine();
@@ -132,20 +160,27 @@ impl Scheduler {
         for replaced in &inserted.replaced {
             request.pages[replaced.page_index as usize] = replaced.tree;
             if replaced.page_index < request.sent_columns {
-                self.rewritten
-                    .push((key, request.admission, replaced.page_index));
+                self.rewritten.push(Rewritten {
+                    key,
+                    admission: request.admission,
+                    column: replaced.page_index,
+                    own: replaced.own,
+                });
             }
         }
         if !inserted.replaced.is_empty() {
             let pages = inserted.replaced.iter().map(|replaced| replaced.own);
             self.quarantine.push(Leftover {
                 until_step: request.last_step,
+                returning: crate::request::len_u32(inserted.replaced.len()),
                 pages: pages.collect(),
                 receipt: None,
                 slot: 0,
             });
         }
-        self.tree_version += 1;
+        if inserted.reused_len < end {
+            self.note_growth(key, inserted.reused_len);
+        }
         Ok(())
     }
 
@@ -155,6 +190,9 @@ impl Scheduler {
         let last_applied = self.in_flight.last_applied();
         self.quarantine
             .release(last_applied, &mut self.cache, &mut self.free_slots);
+        for slot in &self.free_slots[before..] {
+            self.digest.clear(*slot);
+        }
         self.released_slots.extend(&self.free_slots[before..]);
     }
 }

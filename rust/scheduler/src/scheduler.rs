@@ -6,13 +6,19 @@ use dsserve_radix_cache::{CacheConfig, RadixCache};
 use crate::budget::NewTokenRatio;
 use crate::config::SchedulerConfig;
 use crate::counters::Counters;
+use crate::digest::TableDigest;
 use crate::error::{Result, SchedulerError};
 use crate::event::{FinishCode, StepOutputs};
-use crate::overlap::{InFlight, Quarantine, StepRecord};
+use crate::fair::Fairness;
+use crate::hits::Hits;
+use crate::overlap::{InFlight, Quarantine, Rewritten, StepRecord};
 use crate::plan::{PlanCapacity, StepPlan};
+use crate::policy::SortKey;
 use crate::queue::Queue;
-use crate::state::State;
+use crate::rate::PrefillRate;
+use crate::state::{IllegalMove, Lifecycle};
 use crate::table::{Key, Table};
+use crate::timers::Timers;
 
 /// Decides what runs in each step; owns the prefix cache, the pools and all requests.
 ///
@@ -21,12 +27,22 @@ use crate::table::{Key, Table};
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
     pub(crate) cache: RadixCache,
-    /// Changes whenever a match could come out differently.
-    pub(crate) tree_version: u64,
     pub(crate) requests: Table,
     pub(crate) waiting: Queue,
+    /// Matches of waiting requests.
+    pub(crate) hits: Hits,
+    /// Evicted and flushed pages when the matches were last checked.
+    pub(crate) num_evictions_seen: u64,
+    /// Uncached tokens of the waiting requests.
+    pub(crate) queued_tokens: u64,
+    pub(crate) fairness: Fairness,
+    pub(crate) timers: Timers,
+    pub(crate) prefill_rate: PrefillRate,
     /// The one request whose prompt is partly planned.
     pub(crate) carried: Option<Key>,
+    /// The last step that holds it, and the steps since.
+    pub(crate) carried_step: u64,
+    pub(crate) carried_deferred: u32,
     /// Requests whose whole prompt is planned, in order of admission.
     pub(crate) running: Vec<Key>,
     /// Requests whose prompt pages are not all in the tree yet.
@@ -36,7 +52,9 @@ pub struct Scheduler {
     pub(crate) quarantine: Quarantine,
     pub(crate) ratio: NewTokenRatio,
     /// Page-table entries to send again: the tree had the page already.
-    pub(crate) rewritten: Vec<(Key, u32, u32)>,
+    pub(crate) rewritten: Vec<Rewritten>,
+    /// Digest of the page table that the plans lead to.
+    pub(crate) digest: TableDigest,
     pub(crate) released_slots: Vec<u32>,
     /// Terminal states that no step carries.
     pub(crate) outputs: StepOutputs,
@@ -47,7 +65,12 @@ pub struct Scheduler {
     pub(crate) record: StepRecord,
     /// Whether the plan being built retracted a request: then it admits none.
     pub(crate) has_retracted: bool,
+    /// Whether the plan being built has drafts behind its decode rows.
+    pub(crate) has_drafts: bool,
     pub(crate) scratch: Vec<Key>,
+    pub(crate) sort_entries: Vec<(SortKey, Key)>,
+    /// Class, rank and tenant of the requests admitted in the plan being built.
+    pub(crate) admitted_places: Vec<(i64, i64, u64)>,
     /// DECODE steps due before the next PREFILL step.
     pub(crate) decodes_due: u32,
     decode_keys: Vec<Key>,
@@ -68,10 +91,17 @@ impl Scheduler {
         )?;
         Ok(Self {
             cache,
-            tree_version: 0,
             requests: Table::default(),
             waiting: Queue::default(),
+            hits: Hits::default(),
+            num_evictions_seen: 0,
+            queued_tokens: 0,
+            fairness: Fairness::default(),
+            timers: Timers::default(),
+            prefill_rate: PrefillRate::default(),
             carried: None,
+            carried_step: 0,
+            carried_deferred: 0,
             running: Vec::new(),
             fresh: Vec::new(),
             free_slots: (1..=config.max_running_requests).rev().collect(),
@@ -79,6 +109,7 @@ impl Scheduler {
             quarantine: Quarantine::default(),
             ratio: NewTokenRatio::new(&config),
             rewritten: Vec::new(),
+            digest: TableDigest::new(config.max_running_requests + 1),
             released_slots: Vec::new(),
             outputs: StepOutputs::default(),
             counters: Counters::default(),
@@ -86,7 +117,10 @@ impl Scheduler {
             plan: StepPlan::default(),
             record: StepRecord::default(),
             has_retracted: false,
+            has_drafts: false,
             scratch: Vec::new(),
+            sort_entries: Vec::new(),
+            admitted_places: Vec::new(),
             decodes_due: 0,
             decode_keys: Vec::new(),
             faulted: Vec::new(),
@@ -109,6 +143,9 @@ impl Scheduler {
 
     /// Plans the next step, or `None` when nothing can run now.
     ///
+    /// Ends requests whose time is over first. Time never runs backwards: an earlier `now_us` than
+    /// before counts as the same.
+    ///
     /// # Errors
     /// [`SchedulerError::TooManySteps`]; [`SchedulerError::Cache`] on broken accounting.
     pub fn next_plan(&mut self, now_us: u64) -> Result<Option<&StepPlan>> {
@@ -121,6 +158,24 @@ impl Scheduler {
         }
         self.now_us = self.now_us.max(now_us);
         self.end_faulted()?;
+        self.end_overdue()?;
+        self.hold_recent()?;
+        loop {
+            let retracted = self.counters.retracted;
+            let record = self.build_record()?;
+            if !record.rows.is_empty() {
+                self.finish_plan(record);
+                return Ok(Some(&self.plan));
+            }
+            self.in_flight.recycle(record);
+            // What was retracted may make room for something: look again.
+            if self.counters.retracted == retracted {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn build_record(&mut self) -> Result<StepRecord> {
         self.plan.clear();
         self.record = self.in_flight.open();
         self.has_retracted = false;
@@ -128,13 +183,7 @@ impl Scheduler {
         let built = self.build(&mut keys);
         self.decode_keys = keys;
         let record = mem::take(&mut self.record);
-        built?;
-        if record.rows.is_empty() {
-            self.in_flight.recycle(record);
-            return Ok(None);
-        }
-        self.finish_plan(record);
-        Ok(Some(&self.plan))
+        built.map(|()| record)
     }
 
     /// Ends requests in any state; ids that are unknown (ended already) are ignored.
@@ -191,7 +240,7 @@ impl Scheduler {
             return Err(holders);
         }
         let flushed = self.cache.flush().map_err(|_| Vec::new())?;
-        self.tree_version += 1;
+        self.counters.flushed_pages += u64::from(flushed);
         Ok(flushed)
     }
 
@@ -216,8 +265,7 @@ impl Scheduler {
     /// Whether the oldest step in flight holds prompt rows, whose pages `apply` gives to the tree.
     #[must_use]
     pub fn oldest_has_prefill(&self) -> bool {
-        let oldest = self.in_flight.oldest();
-        oldest.is_some_and(|record| record.rows.first().is_some_and(|row| row.is_prefill))
+        self.in_flight.oldest().is_some_and(StepRecord::has_prefill)
     }
 
     /// Drops requests that ended or were retracted from the running list.
@@ -228,12 +276,14 @@ impl Scheduler {
 
     /// Moves a request to another state. An illegal move is a bug: it panics in debug builds; in
     /// release builds the request is ended with the next plan.
-    pub(crate) fn enter(&mut self, key: Key, to: State) {
-        let request = self.requests.live_mut(key);
-        let is_legal = request.state.can_become(to);
-        debug_assert!(is_legal, "{:?} cannot become {to:?}", request.state);
-        request.state = to;
-        if !is_legal {
+    pub(crate) fn move_on(
+        &mut self,
+        key: Key,
+        step: fn(&mut Lifecycle) -> std::result::Result<(), IllegalMove>,
+    ) {
+        let moved = step(&mut self.requests.live_mut(key).life);
+        debug_assert!(moved.is_ok(), "{moved:?}");
+        if moved.is_err() {
             self.counters.illegal_moves += 1;
             self.faulted.push(key);
         }

@@ -9,6 +9,10 @@ pub struct Stats {
     pub num_running: usize,
     /// Requests in the queue.
     pub num_waiting: usize,
+    /// Uncached prompt tokens of the requests in the queue, as far as is known.
+    pub queued_tokens: u64,
+    /// Prefill tokens per second, lately; none before any were measured.
+    pub prefill_tokens_per_s: Option<f64>,
     /// Steps planned and not applied.
     pub steps_in_flight: usize,
     /// Share of the output limits that admission reserves.
@@ -24,6 +28,8 @@ impl Scheduler {
         Stats {
             num_running: self.running.len() + usize::from(self.carried.is_some()),
             num_waiting: self.waiting.len(),
+            queued_tokens: self.queued_tokens,
+            prefill_tokens_per_s: self.prefill_rate.per_us().map(|rate| rate * 1e6),
             steps_in_flight: self.in_flight.len(),
             new_token_ratio: self.ratio.value(),
             counters: self.counters.clone(),

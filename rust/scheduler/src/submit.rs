@@ -1,33 +1,52 @@
 //! New requests: what is refused at once, and with which code.
+use crate::config::SchedulerConfig;
+use crate::error::Result;
 use crate::event::{FinishCode, Rejection};
 use crate::request::{Request, RequestSpec};
 use crate::scheduler::Scheduler;
 
+/// Code and message of a refusal.
+type Refusal = (&'static str, String);
+
 impl Scheduler {
     /// Queues requests; returns those that are refused.
+    ///
+    /// A full queue drops its least urgent request for a more urgent one, where priorities are
+    /// enabled.
     pub fn submit(&mut self, specs: Vec<RequestSpec>) -> Vec<Rejection> {
         let mut rejections = Vec::new();
         for spec in specs {
             let request_id = spec.request_id;
-            match self.check_spec(spec) {
-                Ok(request) => self.accept(request),
-                Err((code, message)) => {
-                    self.counters.rejected += 1;
-                    rejections.push(Rejection {
-                        request_id,
-                        code,
-                        message,
-                    });
-                }
+            if let Err((code, message)) = self.try_accept(spec) {
+                self.counters.rejected += 1;
+                rejections.push(Rejection {
+                    request_id,
+                    code,
+                    message,
+                });
             }
         }
         rejections
     }
 
-    fn check_spec(
-        &self,
-        spec: RequestSpec,
-    ) -> std::result::Result<Request, (&'static str, String)> {
+    fn try_accept(&mut self, mut spec: RequestSpec) -> std::result::Result<(), Refusal> {
+        self.check_prompt(&mut spec)?;
+        self.check_deadline(&spec)?;
+        let request = Request::new(spec, self.next_sequence);
+        if let Some((pool, units, capacity)) = self.never_fits(&request) {
+            let message = format!(
+                "the request needs {units} units of pool {}, which has {capacity}; shorten the \
+                 prompt or max_new_tokens",
+                pool.name()
+            );
+            return Err(("pool_capacity_exceeded", message));
+        }
+        self.make_place(&request)?;
+        self.accept(request)
+            .map_err(|error| ("internal_error", error.to_string()))
+    }
+
+    fn check_prompt(&self, spec: &mut RequestSpec) -> std::result::Result<(), Refusal> {
         let config = &self.config;
         if self.requests.find(spec.request_id).is_some() {
             let message = format!("request {} is known and has not ended", spec.request_id);
@@ -42,6 +61,14 @@ impl Scheduler {
             let message = format!("token id {id} is outside the vocabulary of {vocab_size}");
             return Err(("invalid_token_id", message));
         }
+        let priority = &config.priority;
+        if spec.priority.is_some() && priority.refuse_when_disabled && !priority.enabled {
+            let message = "priorities are not enabled on this server; leave the field out";
+            return Err(("priority_disabled", message.to_owned()));
+        }
+        if config.auto_truncate {
+            truncate(spec, config);
+        }
         let (prompt_len, limit) = (spec.token_ids.len() as u64, config.context_length);
         let total = prompt_len + u64::from(spec.max_new_tokens);
         if total > u64::from(limit) {
@@ -52,32 +79,76 @@ impl Scheduler {
             );
             return Err(("context_length_exceeded", message));
         }
-        let request = Request::new(spec, self.next_sequence);
-        if let Some((pool, units, capacity)) = self.never_fits(&request) {
-            let message = format!(
-                "the request needs {units} units of pool {}, which has {capacity}; shorten the \
-                 prompt or max_new_tokens",
-                pool.name()
-            );
-            return Err(("pool_capacity_exceeded", message));
-        }
-        let limit = config.max_queued_requests.map(|limit| limit as usize);
-        if limit.is_some_and(|limit| self.waiting.len() >= limit) {
-            let message = format!("{} requests are waiting; try later", self.waiting.len());
-            return Err(("queue_full", message));
-        }
-        Ok(request)
+        Ok(())
     }
 
-    fn accept(&mut self, request: Request) {
+    fn check_deadline(&self, spec: &RequestSpec) -> std::result::Result<(), Refusal> {
+        let Some(deadline_us) = spec.deadline_us else {
+            return Ok(());
+        };
+        let now_us = self.now_us.max(spec.arrival_us);
+        if deadline_us <= now_us {
+            let message = "the request's deadline passed before it could be queued".to_owned();
+            return Err(("deadline_exceeded", message));
+        }
+        let start_us = self.estimated_start_us(spec);
+        if let Some(start_us) = start_us.filter(|start_us| *start_us > deadline_us) {
+            let message = format!(
+                "the request would start in about {} ms, after its deadline in {} ms; try later or \
+                 give it more time",
+                (start_us - now_us) / 1000,
+                (deadline_us - now_us) / 1000
+            );
+            return Err(("deadline_unreachable", message));
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the queue has a place for the request.
+    fn make_place(&mut self, request: &Request) -> std::result::Result<(), Refusal> {
+        let limit = self.config.max_queued_requests.map(|limit| limit as usize);
+        if limit.is_none_or(|limit| self.waiting.len() < limit) {
+            return Ok(());
+        }
+        let class = self.class_of(&request.spec);
+        // A retracted request has output that somebody reads.
+        let last = self
+            .waiting
+            .last()
+            .filter(|(place, _)| !place.is_retracted());
+        if let Some((_, key)) = last.filter(|(place, _)| place.class > class) {
+            return self
+                .end_request(key, FinishCode::Dropped, None)
+                .map_err(|error| ("internal_error", error.to_string()));
+        }
+        let message = format!("{} requests are waiting; try later", self.waiting.len());
+        Err(("queue_full", message))
+    }
+
+    fn accept(&mut self, mut request: Request) -> Result<()> {
         self.next_sequence += 1;
         self.counters.submitted += 1;
+        // Token ids are what this crate is given, so the first moves are made at once.
+        let moved = (request.life.tokenize()).and_then(|()| request.life.queue());
+        debug_assert!(moved.is_ok(), "{moved:?}");
         let wants_nothing = request.spec.max_new_tokens == 0;
+        let (class, sequence) = (self.class_of(&request.spec), request.sequence);
         let key = self.requests.insert(request);
-        self.waiting.push(key);
+        let place = self.waiting.push(class, sequence, key);
+        self.requests.live_mut(key).waiting.place = place;
+        self.note_waiting(key);
         if wants_nothing {
-            let ended = self.end_request(key, FinishCode::Length, None);
-            debug_assert!(ended.is_ok(), "a waiting request holds nothing");
+            return self.end_request(key, FinishCode::Length, None);
         }
+        self.start_waiting_timers(key);
+        Ok(())
+    }
+}
+
+/// Cuts the end of a prompt that leaves no room for its output.
+fn truncate(spec: &mut RequestSpec, config: &SchedulerConfig) {
+    let room = (config.context_length).saturating_sub(spec.max_new_tokens);
+    if room > 0 {
+        spec.token_ids.truncate(room as usize);
     }
 }

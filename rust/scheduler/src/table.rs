@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use crate::request::{len_u32, Request};
 
 /// Names an entry of the [`Table`]; stale once the request was removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Key {
     index: u32,
     generation: u32,
@@ -92,6 +92,20 @@ impl Table {
         self.entries
             .iter()
             .filter_map(|entry| entry.request.as_deref())
+    }
+
+    /// All requests with their keys.
+    pub fn entries(&self) -> impl Iterator<Item = (Key, &Request)> {
+        self.entries
+            .iter()
+            .enumerate()
+            .filter_map(|(index, entry)| {
+                let key = Key {
+                    index: len_u32(index),
+                    generation: entry.generation,
+                };
+                Some((key, entry.request.as_deref()?))
+            })
     }
 
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Request> {

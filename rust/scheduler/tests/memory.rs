@@ -196,7 +196,7 @@ fn first_retracted(policy: RetractionPolicy) -> u64 {
     });
     for (id, priority) in [(1, 5), (2, -3), (3, 7)] {
         s.submit(vec![RequestSpec {
-            priority,
+            priority: Some(priority),
             ignore_eos: false,
             ..spec(id, prompt(u32::try_from(id).unwrap(), 20), 40)
         }]);

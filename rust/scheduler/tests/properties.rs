@@ -3,7 +3,9 @@
 mod common;
 
 use common::harness::Harness;
-use dsserve_scheduler::{Namespace, Policy, RequestSpec, SchedulerConfig};
+use dsserve_scheduler::{
+    Namespace, Policy, PriorityConfig, RequestSpec, RetractionPolicy, SchedulerConfig,
+};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -17,6 +19,7 @@ enum Op {
     Finish(usize, u32),
     Poison(usize),
     Flush,
+    Wait(u64),
 }
 
 prop_compose! {
@@ -30,6 +33,9 @@ prop_compose! {
         stop in proptest::option::weighted(0.3, 1_u32..common::VOCAB),
         salt in proptest::option::weighted(0.1, Just(String::new())),
         whole_extend in proptest::bool::weighted(0.1),
+        priority in proptest::option::weighted(0.7, -9_i32..30),
+        tenant in 0_u64..3,
+        deadline_us in proptest::option::weighted(0.1, 1_u64..3_000),
     ) -> RequestSpec {
         let mut token_ids = common::prompt(family, len);
         token_ids.extend(common::prompt(7 + own_tail, own_tail));
@@ -39,6 +45,9 @@ prop_compose! {
             stop_token_ids: stop.into_iter().collect(),
             namespace: Namespace { cache_salt: salt, ..Namespace::default() },
             whole_extend,
+            priority,
+            tenant,
+            deadline_us,
             ..common::spec(0, token_ids, max_new_tokens)
         }
     }
@@ -61,7 +70,20 @@ prop_compose! {
             4 => Just((true, true, true)),
             1 => any::<(bool, bool, bool)>(),
         ],
-        lpm: bool,
+        policy in any_policy(),
+        (priority, fair) in (any_priority(), any::<bool>()),
+        (draft_len, prefill_max_requests, prefill_max_defer, overlap_prefills) in (
+            prop_oneof![2 => Just(0_u32), 1 => 1_u32..4],
+            proptest::option::weighted(0.3, 1_u32..4),
+            0_u32..4,
+            proptest::bool::weighted(0.8),
+        ),
+        (max_overtake, inbatch_prefix_hold, retraction) in (1_u32..6, 0_u32..4, 0_usize..3),
+        (waiting_timeout_us, running_timeout_us) in (
+            proptest::option::weighted(0.1, 1_u64..3_000),
+            proptest::option::weighted(0.1, 1_u64..3_000),
+        ),
+        max_queued_requests in proptest::option::weighted(0.2, 1_u32..6),
         mixed_chunk: bool,
         prefill_decode_interval in 0_u32..3,
         conservativeness in prop_oneof![3 => Just(0.0), 1 => Just(0.3), 1 => Just(2.0)],
@@ -79,11 +101,56 @@ prop_compose! {
             encoder_replay,
             decoder_replay,
             radix_cache,
-            policy: if lpm { Policy::Lpm } else { Policy::Fcfs },
+            policy,
+            priority,
+            fair,
+            draft_len,
+            prefill_max_requests,
+            prefill_max_defer,
+            overlap_prefills,
+            max_overtake,
+            inbatch_prefix_hold,
+            waiting_timeout_us,
+            running_timeout_us,
+            max_queued_requests,
+            retraction_policy: [
+                RetractionPolicy::Length,
+                RetractionPolicy::Priority,
+                RetractionPolicy::Cost,
+            ][retraction],
             mixed_chunk,
             prefill_decode_interval,
             conservativeness,
             ..common::config()
+        }
+    }
+}
+
+fn any_policy() -> impl Strategy<Value = Policy> {
+    prop_oneof![
+        2 => Just(Policy::Fcfs),
+        1 => Just(Policy::Lpm),
+        1 => Just(Policy::DfsWeight),
+        1 => Just(Policy::Hrrn),
+        1 => Just(Policy::ShortestPrefillFirst),
+        1 => Just(Policy::Lof),
+        1 => Just(Policy::Random),
+    ]
+}
+
+prop_compose! {
+    fn any_priority()(
+        enabled: bool,
+        low_values_first: bool,
+        preemption in proptest::bool::weighted(0.7),
+        preemption_threshold in 0_u32..20,
+    ) -> PriorityConfig {
+        PriorityConfig {
+            enabled,
+            low_values_first,
+            preemption,
+            preemption_threshold,
+            refuse_when_disabled: false,
         }
     }
 }
@@ -98,6 +165,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => (any::<usize>(), 0_u32..20).prop_map(|(which, kept)| Op::Finish(which, kept)),
         1 => any::<usize>().prop_map(Op::Poison),
         1 => Just(Op::Flush),
+        2 => (1_u64..200).prop_map(Op::Wait),
     ]
 }
 
@@ -111,6 +179,8 @@ fn run(config: &SchedulerConfig, ops: &[Op], drain_depth: usize) -> Harness {
             Op::Submit(spec) => {
                 let mut spec = spec.clone();
                 spec.request_id = next_id;
+                spec.arrival_us = harness.now_us;
+                spec.deadline_us = spec.deadline_us.map(|within| harness.now_us + within);
                 next_id += 1;
                 harness.submit(spec);
             }
@@ -132,6 +202,7 @@ fn run(config: &SchedulerConfig, ops: &[Op], drain_depth: usize) -> Harness {
             Op::Flush => {
                 let _ = harness.scheduler.flush();
             }
+            Op::Wait(us) => harness.now_us += us,
         }
     }
     harness.drain(drain_depth);
@@ -168,11 +239,12 @@ proptest! {
         aborted in proptest::option::of((0_usize..8, 0_usize..60)),
         depth in 1_usize..=2,
     ) {
-        let longest = 30 + 60;
+        let longest = 30 + 60 + config.overshoot();
         let config = SchedulerConfig {
             num_pages: longest / config.page_size + 1 + spare_pages,
             conservativeness: 0.0,
             max_running_requests: 6,
+            max_queued_requests: None,
             chunked_prefill_size: config.chunked_prefill_size.max(64),
             ..config
         };
@@ -181,6 +253,7 @@ proptest! {
             spec.request_id = index as u64 + 1;
             spec.token_ids.truncate(30);
             spec.max_new_tokens = 60;
+            spec.deadline_us = None;
             prop_assert!(harness.submit(spec));
         }
         if let Some((which, after)) = aborted {
@@ -217,7 +290,7 @@ fn random_runs_reach_every_mechanism() {
         ..config
     });
     let strategy = (crowded, proptest::collection::vec(any_op(), 60..120));
-    let mut reached = [0_u64; 9];
+    let mut reached = [0_u64; 14];
     for _ in 0..200 {
         let (config, ops) = strategy.new_tree(&mut runner).unwrap().current();
         let harness = run(&config, &ops, 2);
@@ -235,6 +308,11 @@ fn random_runs_reach_every_mechanism() {
             counters.finished[1],
             counters.finished[5],
             replay_only.count() as u64,
+            counters.preempted,
+            counters.accepted_tokens,
+            counters.draft_tokens - counters.accepted_tokens,
+            counters.finished[8],
+            counters.finished[9],
         ];
         for (sum, count) in reached.iter_mut().zip(here) {
             *sum += count;

@@ -17,9 +17,9 @@ class CacheOptions:
         "lru",
         "What is dropped first from the prefix cache.",
         since=1,
-        choices={"lru": 1, "lfu": 3, "priority": 3},
+        choices={"lru": 1, "lfu": 4, "priority": 4},
     )
-    strip_thinking_cache: bool = switch("Do not cache what follows the start of thinking.", since=3)
+    strip_thinking_cache: bool = switch("Do not cache what follows the start of thinking.", since=4)
     enable_hierarchical_cache: bool = switch("Keep evicted pages in host memory.", since=LATER)
     hicache_ratio: float = option(
         2.0, "Host pool per device pool.", since=LATER, kind=Kind.FLOAT, minimum=0

@@ -59,7 +59,7 @@ class HttpOptions:
         "auto",
         "Which encoder is used.",
         since=1,
-        choices={"auto": 1, "huggingface": 1, "fastokens": 3},
+        choices={"auto": 1, "huggingface": 1, "fastokens": 4},
     )
     stream_interval: int = option(
         1, "Tokens between two pieces of a stream.", since=1, kind=Kind.INT, minimum=1

@@ -56,7 +56,8 @@ class ScheduleOptions:
     )
     schedule_policy: str = option(
         "fcfs",
-        "Order of waiting requests: arrival, longest cached prefix first, and others.",
+        "Order of waiting requests: arrival, longest cached prefix, order of the prefix tree, waited "
+        "per uncached token, fewest uncached tokens, longest output, or a seeded shuffle.",
         since=1,
         choices={
             "fcfs": 1,
@@ -85,9 +86,10 @@ class ScheduleOptions:
     )
     retraction_policy: str = option(
         "length",
-        "Who gives pages back first when memory is short.",
+        "Who gives pages back first when memory is short: the shortest output, the least urgent, or "
+        "whose pages cost the least to compute again.",
         since=1,
-        choices={"length": 1, "priority": 1},
+        choices={"length": 1, "priority": 1, "cost": 3},
     )
     retraction_backup: str = option(
         "none",
@@ -118,7 +120,11 @@ class ScheduleOptions:
         default_text="-1 = off",
     )
     prefill_max_defer: int = option(
-        4, "Steps that a half-done prompt may be paused.", since=3, kind=Kind.INT, minimum=0
+        4,
+        "Steps in a row that a half-done prompt may be paused, whatever asks for it.",
+        since=3,
+        kind=Kind.INT,
+        minimum=0,
     )
     inbatch_prefix_hold: int = option(
         2, "Steps that duplicates of a prompt wait for it.", since=3, kind=Kind.INT, minimum=0
@@ -126,7 +132,10 @@ class ScheduleOptions:
     max_overtake: int = option(
         512, "Requests that may overtake a waiting one.", since=3, kind=Kind.INT, minimum=1
     )
-    allow_auto_truncate: bool = switch("Cut prompts that are too long.", since=3)
+    allow_auto_truncate: bool = switch(
+        "Cut the end of completion prompts that are too long; conversations are still refused.",
+        since=3,
+    )
     disable_overlap_schedule: bool = switch(
         "Wait for the result of a step before planning the next.", since=1
     )

@@ -16,6 +16,7 @@ from dsserve.entrypoints.openai.fields import CHAT, refuse_unsupported
 from dsserve.entrypoints.openai.message import MessageBuilder, merge_deltas
 from dsserve.entrypoints.openai.protocol import ChatBody
 from dsserve.entrypoints.openai.sampling import Limits, build_requests, check_text_len
+from dsserve.entrypoints.openai.urgency import urgency_of
 from dsserve.entrypoints.sse import EventBuffer, EventStreamResponse, event, until_disconnect
 from dsserve.entrypoints.state import ServerState, state_of
 from dsserve.errors import Unsupported
@@ -77,7 +78,10 @@ def _prepare(
         seed=body.seed,
         max_new_tokens=job.max_tokens,
     )
-    requests = build_requests(state, body, [job.prompt_ids], limits, arrival_s=arrival_s)
+    urgency = urgency_of(state, request, body, arrival_s=arrival_s)
+    requests = build_requests(
+        state, body, [job.prompt_ids], limits, arrival_s=arrival_s, urgency=urgency
+    )
     frame = build_frame(
         request, body, prefix="chatcmpl-", model=job.model, fingerprint=state.model.fingerprint
     )
@@ -102,7 +106,7 @@ class _ChatChoice:
 
     async def push(self, delta: OutputDelta) -> tuple[list[dict[str, Any]], list[int]]:
         """Take the next output; return the deltas that it completes, and the ids that count."""
-        if delta.finish_code is FinishCode.ABORT:
+        if delta.finish_code in (FinishCode.ABORT, FinishCode.DEADLINE):
             deltas = self.parser.push(delta.token_ids)
             self.parser.close()
             self.finish_reason = finish_reason(delta.finish_code)

@@ -23,6 +23,7 @@ from dsserve.entrypoints.openai.sampling import (
     fit_context,
 )
 from dsserve.entrypoints.openai.text_choice import TextChoice, choice_object
+from dsserve.entrypoints.openai.urgency import urgency_of
 from dsserve.entrypoints.sse import EventBuffer, EventStreamResponse, event, until_disconnect
 from dsserve.entrypoints.state import ServerState, state_of
 from dsserve.errors import InvalidRequest
@@ -58,6 +59,9 @@ async def _prepare(
     state: ServerState, request: Request, body: CompletionBody, model: str, arrival_s: float
 ) -> _Call:
     texts, prompts = await _encode_prompts(state, body)
+    if state.config.allow_auto_truncate:
+        room = state.model.context_length - (body.max_tokens or 1)
+        prompts = [prompt[: max(1, room)] for prompt in prompts]
     if len(prompts) * (body.n or 1) > MAX_TOTAL_CHOICES:
         raise InvalidRequest(
             f"{len(prompts)} prompts with n = {body.n or 1} are more than {MAX_TOTAL_CHOICES} "
@@ -78,7 +82,8 @@ async def _prepare(
         )
         for prompt in prompts
     ]
-    requests = build_requests(state, body, prompts, limits, arrival_s=arrival_s)
+    urgency = urgency_of(state, request, body, arrival_s=arrival_s)
+    requests = build_requests(state, body, prompts, limits, arrival_s=arrival_s, urgency=urgency)
     frame = build_frame(
         request, body, prefix="cmpl-", model=model, fingerprint=state.model.fingerprint
     )
@@ -105,8 +110,9 @@ async def _encode_prompts(
     if not given and not isinstance(given, str):
         raise InvalidRequest("'prompt' is empty", param="prompt", code="empty_prompt")
     texts = [given] if isinstance(given, str) else [part for part in given if isinstance(part, str)]
-    for text in texts:
-        check_text_len(state, len(text), param="prompt")
+    if not state.config.allow_auto_truncate:
+        for text in texts:
+            check_text_len(state, len(text), param="prompt")
     if texts:
         prompts = await state.in_thread(
             state.codec.encode_batch,

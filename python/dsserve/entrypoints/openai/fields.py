@@ -45,8 +45,6 @@ COMMON: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "tool_grammar": ((), _NO_GRAMMAR),
     "stop_regex": ((), _NOT_YET),
     # Scheduling and routing.
-    "priority": ((0,), _NOT_YET),
-    "timeout_ms": ((), _NOT_YET),
     "speculative": ((), _NOT_YET),
     "data_parallel_rank": ((0,), _NOT_YET),
     "routed_dp_rank": ((0,), _NOT_YET),

@@ -75,6 +75,14 @@ class GenerationBody(BaseModel):
     return_token_ids: bool | None = False
     custom_params: dict[str, Any] | None = None
 
+    priority: int | None = Field(
+        None, ge=-(2**31), lt=2**31, description="Urgency, with --enable-priority-scheduling."
+    )
+    timeout_ms: int | None = Field(
+        None, ge=1, le=7 * 24 * 3600 * 1000, description="Time after which the call ends."
+    )
+    user: str | None = Field(None, max_length=1024, description="Whom the call is for.")
+
     @field_validator("stop", mode="wrap")
     @classmethod
     def _check_stop(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsserve.entrypoints.openai.protocol import GenerationBody
+    from dsserve.entrypoints.openai.urgency import Urgency
     from dsserve.entrypoints.state import ServerState
 
 _SEED_MASK = 2**63 - 1
@@ -44,6 +45,7 @@ def build_requests(
     limits: Limits | Sequence[Limits],
     *,
     arrival_s: float,
+    urgency: Urgency,
 ) -> list[EngineRequest]:
     """Return `n` engine requests per prompt, those of one prompt next to each other.
 
@@ -53,6 +55,7 @@ def build_requests(
         prompts: Token ids of each prompt.
         limits: For all prompts, or one per prompt.
         arrival_s: `time.monotonic()` when the HTTP request came in.
+        urgency: Priority, deadline and tenant of them all.
 
     Raises:
         RequestError: An id is outside the vocabulary, or values contradict each other.
@@ -82,6 +85,9 @@ def build_requests(
                 stop_token_ids=stop_token_ids,
                 extra_key=body.extra_key,
                 cache_salt=body.cache_salt,
+                priority=urgency.priority,
+                deadline_s=urgency.deadline_s,
+                tenant=urgency.tenant,
                 arrival_s=arrival_s,
                 custom_params=custom_params,
             )

@@ -2,8 +2,8 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use dsserve_scheduler::{
-    FinishCode, Phase, RequestSpec, Scheduler, SchedulerConfig, StepOutputs, StepPlan, STATUS_NAN,
-    STATUS_OK,
+    FinishCode, Follower, Phase, RequestSpec, Scheduler, SchedulerConfig, StepOutputs, StepPlan,
+    STATUS_NAN, STATUS_OK,
 };
 
 use super::device::{Device, Touched};
@@ -12,7 +12,7 @@ use super::oracle::run_alone;
 struct Launched {
     step_id: u64,
     request_ids: Vec<u64>,
-    results: Vec<i32>,
+    results: Vec<Vec<i32>>,
     touched: Touched,
 }
 
@@ -35,7 +35,12 @@ pub struct Harness {
     pub chunks: HashMap<u64, Vec<(i32, i32, i32)>>,
     /// A digest of every plan, to compare runs.
     pub plans: Vec<StepPlan>,
-    device: Device,
+    /// Time that the scheduler is told.
+    pub now_us: u64,
+    pub device: Device,
+    follower: Follower,
+    /// Requests that were never admitted, in order of arrival, and how often later ones passed them.
+    passed: Vec<(u64, u32)>,
     truth: HashMap<u64, Vec<u32>>,
     launched: VecDeque<Launched>,
     nan_due: HashSet<u64>,
@@ -47,7 +52,10 @@ impl Harness {
         let scheduler = Scheduler::new(config.clone()).unwrap();
         let capacity = scheduler.plan_capacity();
         Self {
+            now_us: 0,
             device: Device::new(config, capacity.columns),
+            follower: Follower::new(config.group_id, capacity),
+            passed: Vec::new(),
             scheduler,
             requests: HashMap::new(),
             chunks: HashMap::new(),
@@ -70,12 +78,13 @@ impl Harness {
         truth.extend(&outputs);
         // A request runs one row past a stop that the CPU has not seen yet.
         let mut longer = spec.clone();
-        longer.max_new_tokens = u32::try_from(outputs.len()).unwrap() + 4;
+        longer.max_new_tokens = u32::try_from(outputs.len()).unwrap() + 4 + 32;
         longer.ignore_eos = true;
         longer.stop_token_ids.clear();
         truth.truncate(spec.token_ids.len());
         truth.extend(run_alone(&longer, &[]).0);
         self.truth.insert(spec.request_id, truth);
+        self.passed.push((spec.request_id, 0));
         let expected = Expected {
             outputs,
             code,
@@ -93,17 +102,25 @@ impl Harness {
     /// Plans and launches a step; false if there was none.
     pub fn launch(&mut self) -> bool {
         let is_idle = self.scheduler.steps_in_flight() == 0 && self.scheduler.has_work();
-        let retracted = self.scheduler.stats().counters.retracted;
-        let Some(plan) = self.scheduler.next_plan(0).unwrap().cloned() else {
+        let short_of_memory = |harness: &Self| {
+            let counters = harness.scheduler.stats().counters;
+            counters.retracted - counters.preempted
+        };
+        let retracted = short_of_memory(self);
+        let Some(plan) = self.scheduler.next_plan(self.now_us).unwrap().cloned() else {
             self.check();
-            let again = self.scheduler.next_plan(0).unwrap();
+            let is_idle = is_idle && self.scheduler.has_work();
+            let again = self.scheduler.next_plan(self.now_us).unwrap();
             assert_eq!(again, None, "asking again changes nothing");
             // S8: with nothing in flight there is nothing to wait for.
             assert!(!is_idle, "S8: work is left and no step is planned");
             return false;
         };
+        self.take_outputs(); // of requests whose time was over
         self.check_plan(&plan);
-        if self.scheduler.stats().counters.retracted > retracted {
+        self.follower.follow(&plan).expect("S6");
+        self.count_passed(&plan.admitted);
+        if short_of_memory(self) > retracted {
             assert!(
                 plan.admitted.is_empty(),
                 "a step that retracts admits nobody"
@@ -129,7 +146,7 @@ impl Harness {
         };
         let status: Vec<u8> = (step.request_ids.iter().zip(&step.results))
             .map(|(id, result)| {
-                let is_nan = *result >= 0 && self.nan_due.remove(id);
+                let is_nan = !result.is_empty() && self.nan_due.remove(id);
                 if is_nan {
                     STATUS_NAN
                 } else {
@@ -137,9 +154,17 @@ impl Harness {
                 }
             })
             .collect();
-        let outputs = self
-            .scheduler
-            .apply(step.step_id, &step.results, &status, 0);
+        let outputs = if self.scheduler.config().draft_len > 0 {
+            let counts = step.results.iter().map(|run| run.len().try_into().unwrap());
+            let (counts, ids) = (counts.collect::<Vec<u32>>(), step.results.concat());
+            self.scheduler
+                .apply_runs(step.step_id, &ids, &counts, &status, self.now_us)
+        } else {
+            let first = |run: &Vec<i32>| run.first().copied().unwrap_or(-1);
+            let ids: Vec<i32> = step.results.iter().map(first).collect();
+            self.scheduler
+                .apply(step.step_id, &ids, &status, self.now_us)
+        };
         self.take(&outputs.unwrap());
         self.check();
         true
@@ -210,6 +235,31 @@ impl Harness {
         assert_eq!(self.scheduler.stats().counters.illegal_moves, 0);
     }
 
+    /// S12: nobody is passed more often than allowed by later requests that count.
+    fn count_passed(&mut self, admitted: &[u64]) {
+        let config = self.scheduler.config();
+        for id in admitted {
+            let Some(index) = self.passed.iter().position(|(other, _)| other == id) else {
+                continue; // admitted before, and retracted
+            };
+            self.passed.remove(index);
+            let spec = &self.requests[id].spec;
+            for (earlier, count) in &mut self.passed[..index] {
+                let other = &self.requests[earlier].spec;
+                let is_same_class = !config.priority.enabled || spec.priority == other.priority;
+                let is_same_tenant = !config.fair || spec.tenant == other.tenant;
+                *count += u32::from(is_same_class && is_same_tenant);
+            }
+        }
+        let requests = &self.requests;
+        self.passed.retain(|(id, _)| requests[id].ended.is_none());
+        if config.policy.bounds_overtaking() {
+            let limit = config.max_overtake + config.max_running_requests;
+            let most = self.passed.iter().map(|(_, count)| *count).max();
+            assert!(most.unwrap_or(0) <= limit, "S12: passed {most:?} times");
+        }
+    }
+
     fn cut(&mut self, request_id: u64) {
         if let Some(request) = self.requests.get_mut(&request_id) {
             request.is_cut |= request.ended.is_none();
@@ -234,6 +284,14 @@ impl Harness {
                 .extend(&outputs.token_ids[first as usize..end as usize]);
             let code = outputs.finish_codes[index];
             let output_len = outputs.output_lens[index] as usize;
+            if code == FinishCode::Deadline {
+                let config = self.scheduler.config();
+                let has_limit = request.spec.deadline_us.is_some_and(|at| at <= self.now_us)
+                    || config.waiting_timeout_us.is_some()
+                    || config.running_timeout_us.is_some();
+                assert!(has_limit, "nobody ends for want of time who has it");
+            }
+            request.is_cut |= matches!(code, FinishCode::Deadline | FinishCode::Dropped);
             if code == FinishCode::StopString {
                 assert!(output_len <= request.seen.len());
                 request.seen.truncate(output_len);
@@ -296,10 +354,17 @@ impl Harness {
         for request in 0..plan.request_id.len() {
             let is_decode = plan.history_ids[request] == [-2; 3];
             if is_decode {
-                assert_eq!(plan.cu_seqlens[request + 1] - plan.cu_seqlens[request], 1);
-                assert_eq!((plan.tail_len[request], plan.samples[request]), (1, 1));
+                let rows = plan.cu_seqlens[request + 1] - plan.cu_seqlens[request];
+                let drafts = plan.draft_len[request];
+                assert_eq!(rows, drafts + 1);
+                assert!(drafts <= i32::try_from(config.draft_len).unwrap());
+                assert_eq!((plan.tail_len[request], plan.samples[request]), (rows, 1));
                 assert_eq!(plan.replay_len[request], 0);
-                assert!(plan.phase == Phase::Decode || config.mixed_chunk);
+                match plan.phase {
+                    Phase::Verify => assert!(config.draft_len > 0),
+                    Phase::Decode => assert_eq!((config.draft_len, drafts), (0, 0)),
+                    _ => assert!(config.mixed_chunk && drafts == 0),
+                }
             } else {
                 assert_eq!(plan.phase, Phase::Prefill);
                 self.check_chunk(plan, request, &config);

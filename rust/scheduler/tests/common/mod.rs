@@ -9,7 +9,7 @@ pub mod harness;
 pub mod oracle;
 pub mod steps;
 
-use dsserve_scheduler::{Namespace, Policy, RequestSpec, RetractionPolicy, SchedulerConfig};
+use dsserve_scheduler::{RequestSpec, SchedulerConfig};
 
 /// Ids of the tests' vocabulary; 1 ends a sequence.
 pub const VOCAB: u32 = 40;
@@ -21,23 +21,13 @@ pub fn config() -> SchedulerConfig {
         page_size: 4,
         num_pages: 64,
         max_running_requests: 4,
-        max_queued_requests: None,
         chunked_prefill_size: 24,
         max_prefill_tokens: 64,
         context_length: 200,
         window: 8,
         vocab_size: VOCAB,
-        encoder_replay: true,
-        decoder_replay: true,
-        radix_cache: true,
-        policy: Policy::Fcfs,
-        retraction_policy: RetractionPolicy::Length,
-        mixed_chunk: false,
-        prefill_decode_interval: 0,
-        conservativeness: 1.0,
-        max_steps_in_flight: 2,
-        stateful_ratio: 2,
         eos_token_ids: vec![EOS],
+        ..SchedulerConfig::default()
     }
 }
 
@@ -47,13 +37,8 @@ pub fn spec(request_id: u64, token_ids: Vec<u32>, max_new_tokens: u32) -> Reques
         request_id,
         token_ids,
         max_new_tokens,
-        min_new_tokens: 0,
         ignore_eos: true,
-        stop_token_ids: Vec::new(),
-        priority: 0,
-        namespace: Namespace::default(),
-        arrival_us: 0,
-        whole_extend: false,
+        ..RequestSpec::default()
     }
 }
 
