@@ -40,7 +40,8 @@ def running_server(checkpoint: Path | None, flags: Sequence[str] = ()) -> Iterat
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "dsserve", "launch", "--port", str(port), *flags]
+    command = [sys.executable, "-m", "dsserve", "launch", "--port", str(port)]
+    command += ["--shutdown-grace-period", "1", *flags]
     if checkpoint is not None:
         command += ["--model-path", str(checkpoint)]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
