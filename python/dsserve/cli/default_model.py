@@ -1,4 +1,4 @@
-"""The embedded default model: shipped with the package, or generated once into the cache folder."""
+"""The embedded default model: shipped with the package; without it, a random one generated once into the cache folder."""
 
 from __future__ import annotations
 
@@ -40,18 +40,22 @@ def shipped_model() -> Path:
 
 
 def default_model_path(*, say: Callable[[str], None]) -> Path:
-    """Return the folder of the embedded model, generating it at the first call.
+    """Return the folder of the trained model, or else of a random one, generating that at the first call.
 
     Args:
-        say: Told what is going on when it takes a while.
+        say: Told when the trained model is missing.
 
     Raises:
         ConfigError: If the cache folder cannot be written, or the generator fails.
     """
     package = Path(dsserve.__file__).parent
-    shipped = package / "assets" / NAME
+    shipped = shipped_model()
     if _is_checkpoint(shipped):
         return shipped
+    say(
+        f"the trained model is missing from this installation ({shipped}); a model of random weights is served "
+        "instead, whose answers mean nothing; name another one by --model-path"
+    )
     cached = cache_dir() / "embedded" / _generator_digest(package) / NAME
     if _is_checkpoint(cached):
         return cached
@@ -66,7 +70,7 @@ def _generate(target: Path, say: Callable[[str], None]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Next to the target, so that the rename is atomic; a second server that is faster does no harm.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as folder:
-            say(f"generating the embedded model (random weights, once) in {target}")
+            say(f"generating it (once) in {target}")
             made = Path(folder) / NAME
             _run_generator(made)
             if not _is_checkpoint(target):
