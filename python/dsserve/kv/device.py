@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,9 @@ class DevicePools:
         """
 
         def pool(rows: int, row_bytes: int) -> Tensor:
+            if device.type == "cpu":
+                # Memory that the system gives zeroed, page by page as it is first used.
+                return torch.from_numpy(np.zeros((rows, row_bytes), dtype=np.uint8))
             return torch.zeros(rows, row_bytes, dtype=torch.uint8, device=device)
 
         self.layout = layout
