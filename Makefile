@@ -62,7 +62,7 @@ bench: build ## Measure speed; results go to benchmarks/results/
 
 eval-tiny: build ## Score the embedded model through the HTTP API; CHECKPOINT=DIR COUNT=64 ROWS="table,date" OUT=FILE
 	$(BIN)/python -m tools.tiny_model.served $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
-	  $(if $(COUNT),--count $(COUNT)) $(if $(ROWS),--rows "$(ROWS)") $(if $(OUT),--out "$(OUT)") $(ARGS)
+	  $(if $(COUNT),--count $(COUNT)) $(if $(ROWS),--rows "$(ROWS)") $(if $(OUT),--out "$(OUT)") $(if $(CARD),--markdown "$(CARD)") $(ARGS)
 
 docs: ## Build the reference of the Rust crates (target/doc)
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked

@@ -15,7 +15,14 @@ from tools.tiny_model.served.cases import Case, Reply, build_cases, has_ended, p
 from tools.tiny_model.served.client import read_reply
 from tools.tiny_model.served.contexts import hit_chain, longest_reply
 from tools.tiny_model.served.pressure import PAGE_SIZE, Pressed, pool_tokens
-from tools.tiny_model.served.report import markdown_table, rich_table, write_json
+from tools.tiny_model.served.report import (
+    BEGIN,
+    END,
+    markdown_table,
+    rich_table,
+    write_json,
+    write_markdown,
+)
 from tools.tiny_model.served.results import Answered, Findings
 from tools.tiny_model.served.rows import ROWS, Kind, Misuse, select_rows
 from tools.tiny_model.verdicts import checksum, read_verdicts, write_verdicts
@@ -212,6 +219,18 @@ def test_every_wrong_case_is_written_with_request_and_both_answers(tmp_path: Pat
     assert content["wrong"][0]["request"]["messages"] == [{"role": "user", "content": "q"}]
     assert "| copy | 3 | 33.3 % | 92.0 % | 97.0 % |" in markdown_table(findings.results)
     assert rich_table(findings.results).row_count == 1
+
+
+def test_the_table_takes_its_place_in_a_document(tmp_path: Path) -> None:
+    results = findings_of(1, 3, "copy").results
+    card = tmp_path / "card.md"
+    card.write_text(f"# Card\n\n{BEGIN}\nold\n{END}\n\nmore\n", encoding="utf-8")
+    for _ in range(2):
+        write_markdown(card, results)
+        expected = f"# Card\n\n{BEGIN}\n{markdown_table(results)}{END}\n\nmore\n"
+        assert card.read_text(encoding="utf-8") == expected
+    write_markdown(tmp_path / "alone.md", results)
+    assert (tmp_path / "alone.md").read_text(encoding="utf-8") == markdown_table(results)
 
 
 def test_verdicts_come_back_from_their_file(tmp_path: Path, renderer: Renderer) -> None:

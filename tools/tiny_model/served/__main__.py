@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 from tools.tiny_model.served.client import RequestFailed
-from tools.tiny_model.served.report import line, markdown_table, rich_table, write_json
+from tools.tiny_model.served.report import line, rich_table, write_json, write_markdown
 from tools.tiny_model.served.rows import Misuse, select_rows
 from tools.tiny_model.served.run import Runner
 from tools.tiny_model.served.server import ServerFailed
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = sorted(runner.findings.results, key=lambda result: order[result.spec.name])
     Console().print(rich_table(results))
     if options.markdown is not None:
-        options.markdown.write_text(markdown_table(results), encoding="utf-8")
+        write_markdown(options.markdown, results)
     missed = [result.spec.name for result in results if not result.passed]
     sys.stdout.write(f"below: {', '.join(missed)}\n" if missed else "all rows pass\n")
     return 1 if missed else 0
@@ -81,7 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--count", type=int, default=64, help="examples per row [64]")
     parser.add_argument("--rows", default="", help="rows, separated by commas [all]")
     parser.add_argument("--out", type=Path, default=None, help="JSON file with every wrong case")
-    parser.add_argument("--markdown", type=Path, default=None, help="table as a Markdown file")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        default=None,
+        help="Markdown file to write the table to, or into its place in a document",
+    )
     return parser
 
 

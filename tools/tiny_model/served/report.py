@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tools.tiny_model.served.rows import RowSpec
 
 SCHEMA = "dsserve.tiny_eval/1"
+#: The table of a document stands between these.
+BEGIN, END = "<!-- scores: written by make eval-tiny -->", "<!-- end of scores -->"
 
 
 def line(result: Result) -> str:
@@ -45,6 +47,17 @@ def markdown_table(results: list[Result]) -> str:
     lines = ["| row | examples | score | at least | aim |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(_cells(result))} |" for result in results]
     return "\n".join(lines) + "\n"
+
+
+def write_markdown(file: Path, results: list[Result]) -> None:
+    """Write the table, into its place where the file is a document that has one."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    table = markdown_table(results)
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if end:
+        table = f"{before}{begin}\n{table}{end}{after}"
+    file.write_text(table, encoding="utf-8")
 
 
 def write_json(file: Path, findings: Findings, settings: dict[str, Any]) -> None:
