@@ -63,6 +63,8 @@ pub(crate) struct Trailing {
     pub(crate) order: EvictionOrder,
     /// Pages in such nodes.
     pub(crate) num_evictable: u32,
+    /// Pages that an insert is about to give to the tree.
+    pub(crate) scratch: Vec<PageId>,
 }
 
 impl Trailing {
@@ -82,6 +84,7 @@ impl Trailing {
             tails: Vec::new(),
             order: EvictionOrder::new(config.policy),
             num_evictable: 0,
+            scratch: Vec::new(),
         })
     }
 

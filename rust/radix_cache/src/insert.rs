@@ -7,7 +7,7 @@ use crate::error::CacheError;
 use crate::key::Namespace;
 use crate::page::{page_count, PageId};
 use crate::pool::PageState;
-use crate::trailing::TailPlan;
+use crate::trailing::TailPlans;
 use crate::tree::Place;
 
 /// What an insert did.
@@ -254,14 +254,15 @@ impl RadixCache {
     }
 
     /// Makes all new pages the tree's, or none.
-    fn adopt(&mut self, pages: &[PageId], plans: &[TailPlan]) -> Result<(), CacheError> {
+    fn adopt(&mut self, pages: &[PageId], plans: &TailPlans) -> Result<(), CacheError> {
         self.pool.adopt(pages)?;
-        for (done, plan) in plans.iter().enumerate() {
-            let adopted = self.trailing[plan.at].pool.adopt(&plan.new);
-            if let Err(error) = adopted {
+        for (done, plan) in plans.iter().flatten().enumerate() {
+            let trailing = &mut self.trailing[plan.at];
+            if let Err(error) = trailing.pool.adopt(&trailing.scratch) {
                 self.pool.disown(pages);
-                for plan in &plans[..done] {
-                    self.trailing[plan.at].pool.disown(&plan.new);
+                for plan in plans.iter().flatten().take(done) {
+                    let trailing = &mut self.trailing[plan.at];
+                    trailing.pool.disown(&trailing.scratch);
                 }
                 return Err(error);
             }
@@ -275,17 +276,13 @@ impl RadixCache {
         pages: &[PageId],
         tails: &[TailPages<'_>],
     ) -> Result<Inserted, CacheError> {
-        let plan = |tail: &TailPages<'_>| {
-            let at = self.trailing_at(tail.component)?;
-            Ok(TailPlan::all(at, tail.pages))
-        };
-        let plans: Vec<TailPlan> = tails.iter().map(plan).collect::<Result<_, _>>()?;
+        let plans = self.plan_all(tails)?;
         self.adopt(pages, &plans)?;
         self.pool.release_tree(pages);
-        let mut outcomes = Vec::with_capacity(plans.len());
-        for plan in plans {
+        let mut outcomes = Vec::with_capacity(tails.len());
+        for plan in plans.into_iter().flatten() {
             let trailing = &mut self.trailing[plan.at];
-            trailing.pool.release_tree(&plan.new);
+            trailing.pool.release_tree(&trailing.scratch);
             outcomes.push(plan.outcome(trailing.kind));
         }
         Ok(Inserted {

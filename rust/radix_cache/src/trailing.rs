@@ -10,7 +10,12 @@ use crate::page::{page_count, PageId};
 use crate::pool::PageState;
 use crate::tree::Place;
 
-/// What an insert is going to do with the pages of one tail.
+/// One plan for each tail of an insert.
+pub(crate) type TailPlans = [Option<TailPlan>; Component::OPTIONAL.len()];
+
+/// What an insert is going to do with the pages of one tail. Those that become the tree's are in
+/// the component's `scratch`, from the end of the key backwards, in runs.
+#[derive(Debug)]
 pub(crate) struct TailPlan {
     /// Index of the component.
     pub(crate) at: usize,
@@ -19,19 +24,16 @@ pub(crate) struct TailPlan {
     /// The others.
     num_taken: usize,
     replaced: Vec<Replaced>,
-    /// Pages that become the tree's, from the end of the key backwards, in runs.
-    pub(crate) new: Vec<PageId>,
 }
 
 impl TailPlan {
     /// A plan that takes all of `pages`.
-    pub(crate) fn all(at: usize, pages: &[PageId]) -> Self {
+    fn all(at: usize, pages: &[PageId]) -> Self {
         Self {
             at,
             num_kept: 0,
             num_taken: pages.len(),
             replaced: Vec::new(),
-            new: pages.to_vec(),
         }
     }
 
@@ -223,37 +225,68 @@ impl RadixCache {
     /// Compares each tail with what the tree has, for a key that ends `num_new` FULL pages after
     /// `reached`.
     pub(crate) fn plan_tails(
-        &self,
+        &mut self,
         reached: Place,
         num_new: u32,
         tails: &[TailPages<'_>],
-    ) -> Result<Vec<TailPlan>, CacheError> {
-        let plan = |tail: &TailPages<'_>| self.plan_tail(reached, num_new, *tail);
-        tails.iter().map(plan).collect()
+    ) -> Result<TailPlans, CacheError> {
+        let mut plans = TailPlans::default();
+        for (plan, tail) in plans.iter_mut().zip(tails) {
+            *plan = Some(self.plan_tail(reached, num_new, *tail)?);
+        }
+        Ok(plans)
+    }
+
+    /// Plans to take each tail as a whole.
+    pub(crate) fn plan_all(&mut self, tails: &[TailPages<'_>]) -> Result<TailPlans, CacheError> {
+        let mut plans = TailPlans::default();
+        for (plan, tail) in plans.iter_mut().zip(tails) {
+            let at = self.trailing_at(tail.component)?;
+            let scratch = &mut self.trailing[at].scratch;
+            scratch.clear();
+            scratch.extend_from_slice(tail.pages);
+            *plan = Some(TailPlan::all(at, tail.pages));
+        }
+        Ok(plans)
     }
 
     fn plan_tail(
-        &self,
+        &mut self,
         reached: Place,
         num_new: u32,
         tail: TailPages<'_>,
     ) -> Result<TailPlan, CacheError> {
         let at = self.trailing_at(tail.component)?;
+        let mut scratch = std::mem::take(&mut self.trailing[at].scratch);
+        scratch.clear();
+        let plan = self.plan_runs(at, reached, num_new, tail.pages, &mut scratch);
+        self.trailing[at].scratch = scratch;
+        plan
+    }
+
+    /// The plan; pages that become the tree's are appended to `new`.
+    fn plan_runs(
+        &self,
+        at: usize,
+        reached: Place,
+        num_new: u32,
+        pages: &[PageId],
+        new: &mut Vec<PageId>,
+    ) -> Result<TailPlan, CacheError> {
         let trailing = &self.trailing[at];
-        let num_taken = tail.pages.len().min(trailing.window_pages() as usize);
-        let (kept, mut rest) = tail.pages.split_at(tail.pages.len() - num_taken);
+        let num_taken = pages.len().min(trailing.window_pages() as usize);
+        let (kept, mut rest) = pages.split_at(pages.len() - num_taken);
         let mut plan = TailPlan {
             at,
             num_kept: page_count(kept.len()),
             num_taken,
             replaced: Vec::new(),
-            new: Vec::new(),
         };
         // What the new leaf will hold, then node by node towards the root.
         let end_page = trailing.pages_for(reached.end_page + num_new) as usize;
         let beyond = rest.len().min(trailing.pages_for(num_new) as usize);
         let (before, in_leaf) = rest.split_at(rest.len() - beyond);
-        plan.new.extend_from_slice(in_leaf);
+        new.extend_from_slice(in_leaf);
         rest = before;
         let mut node = reached.node;
         let mut node_end = reached.end_page;
@@ -266,7 +299,7 @@ impl RadixCache {
             let held = trailing.pages(node);
             let held = &held[..held.len().saturating_sub(cut)];
             let (before, own) = rest.split_at(rest.len() - room.min(rest.len()));
-            let (new, doubles) = own.split_at(own.len() - held.len().min(own.len()));
+            let (fresh, doubles) = own.split_at(own.len() - held.len().min(own.len()));
             let first = column - doubles.len();
             let tree = &held[held.len() - doubles.len()..];
             for (offset, (&own, &tree)) in doubles.iter().zip(tree).enumerate() {
@@ -282,7 +315,7 @@ impl RadixCache {
                     tree,
                 });
             }
-            plan.new.extend_from_slice(new);
+            new.extend_from_slice(fresh);
             column -= own.len();
             rest = before;
             node_end = here.start_page();
@@ -294,18 +327,19 @@ impl RadixCache {
     }
 
     /// Gives adopted tail pages to the nodes that they belong to, from `node` upwards.
-    pub(crate) fn apply_tails(&mut self, node: u32, plans: Vec<TailPlan>) -> Vec<InsertedTail> {
+    pub(crate) fn apply_tails(&mut self, node: u32, plans: TailPlans) -> Vec<InsertedTail> {
         let apply = |plan: TailPlan| {
             let component = self.apply_tail(node, &plan);
             plan.outcome(component)
         };
-        plans.into_iter().map(apply).collect()
+        plans.into_iter().flatten().map(apply).collect()
     }
 
     fn apply_tail(&mut self, node: u32, plan: &TailPlan) -> Component {
         let trailing = &mut self.trailing[plan.at];
+        let scratch = std::mem::take(&mut trailing.scratch);
         let mut at = node;
-        let mut rest = &plan.new[..];
+        let mut rest = &scratch[..];
         let mut left = plan.num_taken;
         while !rest.is_empty() {
             let here = &self.arena[at];
@@ -328,6 +362,7 @@ impl RadixCache {
             left -= room;
             at = here.parent;
         }
+        trailing.scratch = scratch;
         trailing.kind
     }
 
