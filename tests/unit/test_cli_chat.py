@@ -205,3 +205,23 @@ def test_piped_input_is_one_message(capsys, monkeypatch):
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "hello\nthere"}]
     assert (server.bodies[0]["max_tokens"], server.bodies[0]["temperature"]) == (5, 0)
     assert server.headers[0]["authorization"] == "Bearer from-variable"
+
+
+def test_a_conversation_goes_on_until_the_input_ends(monkeypatch):
+    server = Server(event(content="one") + DONE, event(content="two") + DONE)
+    lines = iter(["first", "", "/think off", "second"])
+
+    def typed(prompt):
+        assert prompt == "> "
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typed)
+    terminal = console()
+    assert chat._converse(server.client(), Session({"model": "m"}), terminal) == 0
+    assert [len(body["messages"]) for body in server.bodies] == [1, 3]
+    assert [body["thinking"]["type"] for body in server.bodies] == ["enabled", "disabled"]
+    out = shown(terminal)
+    assert out.index("one") < out.index("thinking is off") < out.index("two")

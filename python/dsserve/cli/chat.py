@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import unicodedata
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from dsserve.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+with contextlib.suppress(ImportError):  # a Python built without it
+    import readline  # noqa: F401 - its import gives `input` arrow keys and a history
+
+_PROMPT = "> "
 DEFAULT_URL = "http://127.0.0.1:30000"
 _HELP = """\
 /think on|off   switch thinking (now {thinking})
@@ -104,7 +109,7 @@ def command(
 def _converse(client: ChatClient, session: Session, console: Console) -> int:
     while True:
         try:
-            line = console.input("[bold]> [/]").strip()
+            line = input(_PROMPT).strip()
         except (EOFError, KeyboardInterrupt):
             console.print()
             return 0
