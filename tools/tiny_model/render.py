@@ -155,7 +155,10 @@ class Renderer:
     def conversation(example: Example, settings: Settings) -> Conversation:
         """The conversation of an example in the recipe's terms."""
         messages: list[Message] = [SystemMessage(settings.system)] if settings.system else []
-        messages += [_message(turn, index) for index, turn in enumerate(example.turns)]
+        messages += [
+            _message(turn, index, thinking=settings.thinking)
+            for index, turn in enumerate(example.turns)
+        ]
         response: dict[str, Any] = {}
         if isinstance(example.response, dict):
             response["response_schema"] = example.response
@@ -175,7 +178,7 @@ class Renderer:
         return ids
 
 
-def _message(turn: Turn, index: int) -> Message:
+def _message(turn: Turn, index: int, *, thinking: bool) -> Message:
     if turn.role == "user":
         return UserMessage(turn.content)
     if turn.role == "tool":
@@ -184,6 +187,5 @@ def _message(turn: Turn, index: int) -> Message:
         ToolCall(f"call_{index}", call.name, json.dumps(call.arguments, ensure_ascii=False))
         for call in turn.calls
     ]
-    return AssistantMessage(
-        turn.content, reasoning_content=turn.reasoning, tool_calls=calls or None
-    )
+    content = f"{turn.steps}\n{turn.content}" if turn.steps and not thinking else turn.content
+    return AssistantMessage(content, reasoning_content=turn.reasoning, tool_calls=calls or None)

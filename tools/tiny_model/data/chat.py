@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tools.tiny_model.data import knowledge
@@ -46,6 +47,32 @@ def _distractor(lex: Lexicon) -> tuple[str, str]:
             return example.turns[0].content, example.answer
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something a user tells, and how it is asked for later."""
+
+    tell: str
+    reply: str
+    question: str
+    answer: str
+
+
+def remember(lex: Lexicon, *, open_only: bool = False) -> Fact:
+    """A fact about the user; `open_only`: never a plain number."""
+    tell, reply, question, answer, kind = lex.rng.choice(
+        [entry for entry in _REMEMBER if not open_only or entry[4] != "number"]
+    )
+    value = _fact_value(lex, kind)
+    return Fact(tell.format(v=value), reply.format(v=value), question, answer.format(v=value))
+
+
+def _fact_value(lex: Lexicon, kind: str) -> str:
+    if kind == "number":
+        return lex.number(1, 5)
+    makers = {"name": lex.name, "city": lex.city, "word": lex.word, "code": lex.code}
+    return makers[kind]()
+
+
 def several_turns(lex: Lexicon, budget: int, *, open_only: bool = False) -> Example:
     """A fact told in an earlier turn is asked for after other turns; or a second question about one text.
 
@@ -70,17 +97,10 @@ def several_turns(lex: Lexicon, budget: int, *, open_only: bool = False) -> Exam
     tell, reply, question, answer, kind = lex.rng.choice(
         [entry for entry in _REMEMBER if not open_only or entry[4] != "number"]
     )
-    make = {
-        "name": lex.name,
-        "city": lex.city,
-        "word": lex.word,
-        "number": lambda: lex.number(1, 5),
-        "code": lex.code,
-    }[kind]
-    value = make()
+    value = _fact_value(lex, kind)
     turns = [Turn("user", tell.format(v=value)), Turn("assistant", reply.format(v=value))]
     if lex.chance(0.15):
-        value = make()
+        value = _fact_value(lex, kind)
         turns += [
             Turn("user", f"No, sorry. {tell.format(v=value)}"),
             Turn("assistant", reply.format(v=value)),
@@ -96,22 +116,9 @@ def several_turns(lex: Lexicon, budget: int, *, open_only: bool = False) -> Exam
 
 def one_message(lex: Lexicon, _budget: int) -> Example:
     """The first message of such a talk."""
-    tell, reply, _, _, kind = lex.rng.choice(_REMEMBER)
-    make = {
-        "name": lex.name,
-        "city": lex.city,
-        "word": lex.word,
-        "number": lambda: lex.number(1, 5),
-        "code": lex.code,
-    }[kind]
-    value = make()
+    fact = remember(lex)
     hello = lex.pick("", "", "Hello! ", "Hi, ")
-    return ask(
-        "several-turns",
-        hello + tell.format(v=value),
-        reply.format(v=value),
-        "The user tells me something.",
-    )
+    return ask("several-turns", hello + fact.tell, fact.reply, "The user tells me something.")
 
 
 def _paraphrased(lex: Lexicon, task: str, table: Sequence[tuple[Sequence[str], str]]) -> Example:

@@ -16,12 +16,20 @@ class Call:
 
 @dataclass(slots=True)
 class Turn:
-    """A message of the prompt; `calls` only for the assistant."""
+    """A message of the prompt; `calls` and `steps` only for the assistant.
+
+    `steps` is what it wrote a line above its answer when thinking was off (`Example.needs_reason`).
+    """
 
     role: str
     content: str
     calls: list[Call] = field(default_factory=list)
     reasoning: str | None = None
+    steps: str = ""
+
+    def said(self, *, thinking: bool) -> str:
+        """The content as a client keeps it."""
+        return f"{self.steps}\n{self.content}" if self.steps and not thinking else self.content
 
 
 @dataclass(slots=True)

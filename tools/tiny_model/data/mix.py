@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tools.tiny_model.data import chat, json_tasks, maths, recall, strings, tools_tasks
 from tools.tiny_model.data.lexicon import Lexicon, vocabulary_words
+from tools.tiny_model.data.talk import talk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,8 @@ SHARES: tuple[tuple[Callable[[Lexicon, int], Example], float, bool], ...] = (
     (strings.strings, 20, False),
     (tools_tasks.tool_call, 10, False),
     (json_tasks.json_answer, 10, True),
-    (chat.several_turns, 6, True),
+    (chat.several_turns, 5, True),
+    (talk, 14, True),
     (chat.one_message, 1, False),
     (chat.facts, 3, False),
     (chat.itself, 2, False),
@@ -66,6 +68,7 @@ EVALUATION: dict[str, tuple[Callable[[Lexicon, int], Example], int]] = {
     "tools unseen": (partial(tools_tasks.tool_call, known=False), 0),
     "json": (json_tasks.json_answer, 120),
     "several turns": (chat.several_turns, 250),
+    "talk": (talk, 250),
     "facts": (chat.facts, 0),
     "itself": (chat.itself, 0),
     "client": (chat.client, 0),

@@ -66,7 +66,10 @@ class Case:
         """The chat request, greedy, without a model name."""
         system = self.settings.system
         messages = [{"role": "system", "content": system}] if system else []
-        messages += [_message(turn, index) for index, turn in enumerate(self.example.turns)]
+        messages += [
+            _message(turn, index, thinking=self.settings.thinking)
+            for index, turn in enumerate(self.example.turns)
+        ]
         body: dict[str, Any] = {
             "messages": messages,
             "temperature": 0,
@@ -144,10 +147,10 @@ def parses(text: str) -> bool:
         return False
 
 
-def _message(turn: Turn, index: int) -> dict[str, Any]:
+def _message(turn: Turn, index: int, *, thinking: bool) -> dict[str, Any]:
     if turn.role == "tool":
         return {"role": "tool", "content": turn.content, "tool_call_id": f"call_{index - 1}"}
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    message: dict[str, Any] = {"role": turn.role, "content": turn.said(thinking=thinking)}
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning
     if turn.calls:

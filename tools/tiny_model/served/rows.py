@@ -80,7 +80,7 @@ ROWS: tuple[RowSpec, ...] = (
     *_answers(0.85, 0.95, "tools unseen"),
     RowSpec("json parses", Kind.PARSES, "json", 1.0, 1.0),
     *_answers(0.95, 0.98, "json"),
-    *_answers(0.92, 0.97, "several turns", "only-answer", "chinese", "itself"),
+    *_answers(0.92, 0.97, "several turns", "talk", "only-answer", "chinese", "itself"),
     *_answers(0.90, 0.95, "refusal"),
     RowSpec("thinking", Kind.THINKING, "counting", 0.99, 1.0),
     RowSpec("effort", Kind.EFFORT, "", 0.99, 1.0),
