@@ -209,6 +209,13 @@ def test_the_wheel_holds_both_packages_and_the_extension(tmp_path):
         for path in folder.rglob("*.py")
     }
     assert sources <= set(names)
+    package = ROOT / "python" / "dsserve"
+    assets = {
+        f"dsserve/{path.relative_to(package)}"
+        for path in (package / "assets").rglob("*")
+        if path.is_file()
+    }
+    assert assets <= set(names)
     entry = next(name for name in names if name.endswith("entry_points.txt"))
     with zipfile.ZipFile(wheel) as archive:
         assert "dsserve=dsserve.cli.main:main" in archive.read(entry).decode().replace(" ", "")
