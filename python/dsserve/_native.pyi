@@ -172,12 +172,30 @@ class Tokenizer:
     Id arrays are bytes, u32 little-endian.
     """
 
-    def __new__(cls, path: str | PathLike[str], num_threads: int = 1) -> Tokenizer:
+    def __new__(
+        cls,
+        path: str | PathLike[str],
+        num_threads: int = 1,
+        *,
+        backend: str = "auto",
+        cache_bytes: int = 0,
+    ) -> Tokenizer:
         """Load a `tokenizer.json`, or the one in a directory.
 
+        `backend` is `huggingface` (the reference), `fastokens` (the fast encoder) or `auto` (the fast
+        one where it knows the file's split pattern). `cache_bytes` limits the fast encoder's cache of
+        encoded messages.
+
         Raises:
-            TokenizerError: It cannot be read or is not byte-level.
+            TokenizerError: It cannot be read, is not byte-level, or is unknown to the fast encoder.
         """
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def fallback_reason(self) -> str | None: ...
+    def cache_stats(self) -> dict[str, int]:
+        """Return entries, bytes, hits and misses of the cache of encoded messages."""
 
     def encode_batch(self, texts: list[str], add_special: bool = True) -> list[bytes]:
         """Encode texts in parallel, with the same result as one by one.
@@ -219,9 +237,9 @@ class Tokenizer:
 class Piece:
     """What a stream had to say after some ids.
 
-    `stop` is the stop string that was found; the stream then takes no more ids. `kept_tokens` counts
-    all ids so far, or those up to the one that completed the stop string; `emitted_tokens` the
-    leading ids all of whose text was given out.
+    `stop` is the stop string or pattern that was found; the stream then takes no more ids.
+    `kept_tokens` counts all ids so far, or those up to the one that completed the stop;
+    `emitted_tokens` the leading ids all of whose text was given out.
     """
 
     @property
@@ -234,37 +252,72 @@ class Piece:
     def emitted_tokens(self) -> int: ...
 
 @final
+class StepPieces:
+    """As `Piece`, of all streams of a batch; `stops` by position, a text is None without a stream."""
+
+    @property
+    def texts(self) -> list[str | None]: ...
+    @property
+    def stops(self) -> dict[int, str]: ...
+    @property
+    def kept_tokens(self) -> list[int]: ...
+    @property
+    def emitted_tokens(self) -> list[int]: ...
+
+@final
 class StreamDecoder:
-    """Incremental decoding of many streams, each named by a handle that is never used again."""
+    """Incremental decoding of many streams, named by the caller."""
 
     def __new__(cls, tokenizer: Tokenizer) -> StreamDecoder: ...
     def open(
-        self, stop: list[str] = [], skip_special: bool = True, include_stop: bool = False
-    ) -> int:
+        self,
+        name: int,
+        stop: list[str] = [],
+        skip_special: bool = True,
+        include_stop: bool = False,
+        stop_regex: list[str] = [],
+    ) -> None:
         """Start a stream.
 
         Raises:
-            TokenizerError: A stop string is empty, or they are longer than 64 KiB together.
+            TokenizerError: A stop string is empty, they are longer than 64 KiB together, a stop
+                pattern cannot be used, or an open stream has the name.
         """
 
-    def push_batch(self, handles: bytes, offsets: bytes, ids: bytes) -> list[Piece]:
-        """Give many streams their ids: handles u64[n], offsets u32[n+1], ids u32[].
+    def push_batch(
+        self, names: bytes, offsets: bytes, ids: bytes, ends: bytes | None = None
+    ) -> StepPieces:
+        """Give many streams their ids: names u64[n], offsets u32[n+1], ids u32[], ends u8[n].
+
+        `ends` are finish codes: 0 goes on, 1 ended by its last id, a stop token, which has no text
+        unless the stream includes stops; others ended. A stream that ended is forgotten.
 
         Raises:
-            TokenizerError: A handle is unknown or the offsets do not fit; no stream was changed.
+            TokenizerError: The arrays do not fit; no stream was changed.
         """
 
-    def finish(self, handle: int) -> Piece:
+    def finish(self, name: int) -> Piece:
         """End and forget a stream; returns what it held back.
 
         Raises:
-            TokenizerError: The handle is unknown.
+            TokenizerError: The name is unknown.
         """
 
-    def close(self, handle: int) -> bool:
+    def close(self, name: int) -> bool:
         """Forget a stream; False if there was none."""
 
     def __len__(self) -> int: ...
+
+@final
+class TokenAligner:
+    """Places the ids of one stream in its text."""
+
+    def __new__(cls, tokenizer: Tokenizer, skip_special: bool = True) -> TokenAligner: ...
+    def push(self, ids: bytes) -> list[tuple[int, int, int]]:
+        """Return (first byte, byte after the last, characters before) of each id (u32)."""
+
+    def finish(self) -> tuple[int, int]:
+        """Return the bytes that an incomplete character at the end takes, if there is one."""
 
 class CacheError(Exception):
     """A wrong call of the radix cache, or an invariant that does not hold."""
@@ -288,9 +341,37 @@ class CacheNamespace:
 
 @final
 class RadixCache:
-    """The radix tree with its FULL page pool. Tokens and pages are contiguous uint32 arrays."""
+    """The radix tree with its page pools.
 
-    def __new__(cls, *, page_size: int, num_pages: int, enabled: bool = True) -> RadixCache: ...
+    Tokens and pages are contiguous uint32 arrays, which must not be written during a call.
+    """
+
+    def __new__(
+        cls,
+        *,
+        page_size: int,
+        num_pages: int,
+        enabled: bool = True,
+        policy: str = "lru",
+        components: dict[str, tuple[int, int, int]] | None = None,
+        event_batches: int | None = None,
+    ) -> RadixCache:
+        """An empty cache.
+
+        Args:
+            page_size: Tokens a page holds, a power of two.
+            num_pages: Usable FULL pages.
+            enabled: Whether anything is cached.
+            policy: lru, lfu, slru, fifo, priority or cost.
+            components: `(window, page_tokens, num_pages)` of window, draft and state, as far as the
+                tree holds them; a window of 0 asks for data on the whole path.
+            event_batches: KV event batches kept for replay; None records no events.
+
+        Raises:
+            ValueError: A name is unknown.
+            CacheError: A value cannot work.
+        """
+
     def match_prefix(
         self, namespace: CacheNamespace, tokens: NDArray[np.uint32]
     ) -> tuple[int, CacheNode, NDArray[np.uint32]]:
@@ -306,11 +387,38 @@ class RadixCache:
         pages: NDArray[np.uint32],
         *,
         start: CacheNode | None = None,
+        priority: int | None = None,
     ) -> tuple[CacheNode, int, list[tuple[int, int, int]]]:
         """Returns `(node, reused_len, replaced)`; `replaced` has `(page_index, own, tree)` each."""
 
+    def insert_tails(
+        self,
+        namespace: CacheNamespace,
+        tokens: NDArray[np.uint32],
+        pages: NDArray[np.uint32],
+        tails: dict[str, NDArray[np.uint32]],
+        *,
+        start: CacheNode | None = None,
+        priority: int | None = None,
+    ) -> tuple[
+        CacheNode,
+        int,
+        list[tuple[int, int, int]],
+        list[tuple[str, int, list[tuple[int, int, int]]]],
+    ]:
+        """Like `insert` with data of other components, by name, for the end of the key.
+
+        Also returns `(component, num_kept, replaced)` for each.
+        """
+
+    def tail_pages(self, node: CacheNode, component: str) -> NDArray[np.uint32]:
+        """Returns the pages that a component has for the end of a prefix."""
+
     def lock(self, node: CacheNode) -> int:
         """Locks a prefix; returns the number of the receipt."""
+
+    def release_window(self, receipt: int) -> None:
+        """Gives up a receipt's hold on components besides FULL."""
 
     def unlock(self, receipt: int) -> None:
         """Gives a receipt back, once."""
@@ -323,6 +431,59 @@ class RadixCache:
 
     def evict(self, count: int) -> int:
         """Evicts at least `count` pages if it can; returns how many."""
+
+    def allocate_component(self, component: str, count: int) -> NDArray[np.uint32] | None:
+        """Like `allocate`, `free` and `evict` for a component by name."""
+
+    def free_component(self, component: str, pages: NDArray[np.uint32]) -> None:
+        """Takes held pages of a component back."""
+
+    def evict_component(self, component: str, count: int) -> int:
+        """Evicts at least `count` pages of a component if it can; returns how many."""
+
+    def retire_generations(self, generation: int) -> None:
+        """Makes what was cached for earlier model generations go before all else."""
+
+    def match_batch(
+        self, namespace: CacheNamespace, prompts: list[NDArray[np.uint32]]
+    ) -> tuple[NDArray[np.uint32], list[CacheNode], NDArray[np.uint32]]:
+        """`match_prefix` of each prompt, in order.
+
+        Returns the cached lengths, the nodes, and the pages of all one after the other.
+        """
+
+    def match_dry_run_batch(
+        self, namespace: CacheNamespace, prompts: list[NDArray[np.uint32]]
+    ) -> NDArray[np.uint32]:
+        """`match_dry_run` of each prompt."""
+
+    def insert_batch(
+        self,
+        namespace: CacheNamespace,
+        prompts: list[NDArray[np.uint32]],
+        pages: list[NDArray[np.uint32]],
+        *,
+        starts: list[CacheNode] | None = None,
+    ) -> list[tuple[CacheNode, int, list[tuple[int, int, int]]]]:
+        """`insert` of each prompt, in order. An error leaves those before it inserted."""
+
+    def lock_batch(self, nodes: list[CacheNode]) -> list[int]:
+        """Locks prefixes; returns the numbers of the receipts. An error locks none."""
+
+    def unlock_batch(self, receipts: list[int]) -> None:
+        """Gives receipts back, in order."""
+
+    def take_events(self, timestamp_us: int) -> tuple[int, int, list[dict[str, Any]]] | None:
+        """Closes the batch of events since the last call; `None` if there were none."""
+
+    def replay_events(self, sequence: int) -> list[tuple[int, int, list[dict[str, Any]]]] | None:
+        """The kept batches from a number on, or `None` if one of them is not kept any more."""
+
+    def snapshot_events(self) -> list[dict[str, Any]]:
+        """Events that lead from nothing to what is cached now."""
+
+    def stats(self) -> dict[str, Any]:
+        """Counts by component and owner, receipts, and the number of the next event batch."""
 
     def flush(self) -> int:
         """Empties the tree; returns the pages freed. Raises while anything is locked."""
