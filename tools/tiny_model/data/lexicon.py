@@ -55,6 +55,19 @@ _CHINESE = (
 )
 _EXTENSIONS = ["txt", "csv", "json", "md", "py", "log", "png", "pdf", "toml", "yaml"]
 _DOMAINS = ["com", "org", "net", "io", "dev"]
+#: Of the names, so many are common ones.
+_COMMON_SHARE = 0.12
+_FIRST_NAMES = (
+    "Peter", "Anna", "Maria", "John", "Paul", "Emma", "Lucas", "Sophie", "Thomas", "Julia", "Zachary", "Alice", "Bob", "Carol",
+    "David", "Eve", "Frank", "Grace", "Heidi", "Ivan", "Jane", "Kate", "Laura", "Michael", "Nina", "Oliver", "Rachel", "Sarah",
+    "Simon", "Tim", "Victor", "Wendy", "Xavier", "Yuki", "Zoe", "Mary", "James", "Robert", "Linda", "William", "Susan",
+    "Richard", "Jessica", "Joseph", "Karen", "Daniel", "Nancy", "Mark", "Lisa", "George", "Helen", "Li Wei", "Ahmed", "Fatima",
+)  # fmt: skip
+_CITIES = (
+    "Hamburg", "Berlin", "Paris", "London", "Rome", "Madrid", "Lisbon", "Vienna", "Zurich", "Munich", "Oslo", "New York", "Boston",
+    "Chicago", "Tokyo", "Beijing", "Shanghai", "Delhi", "Sydney", "Toronto", "Cairo", "Lima", "Dublin", "Prague", "Warsaw", "Milan",
+    "San Francisco", "Los Angeles", "Seattle", "Hangzhou", "Singapore", "Seoul", "Athens", "Moscow", "Istanbul", "Amsterdam",
+)  # fmt: skip
 _PHRASES = (
     "hello world", "Hello World", "hello", "good morning", "this is a test", "the quick brown fox", "foo bar", "I am here",
     "the cat sleeps", "one two three", "nice to meet you", "hello there", "thank you very much", "the sun is shining",
@@ -128,12 +141,16 @@ class Lexicon:
 
     def name(self) -> str:
         """A name of a person or place."""
+        if self.rng.random() < _COMMON_SHARE:
+            return self.draw(lambda: self.rng.choice(_FIRST_NAMES))
         return self.draw(
             lambda: self._pseudo().capitalize() if self.rng.random() < 0.8 else self._accented()
         )
 
     def city(self) -> str:
         """A name of a place, sometimes of two words."""
+        if self.rng.random() < _COMMON_SHARE:
+            return self.draw(lambda: self.rng.choice(_CITIES))
         first = self.name()
         return first if self.rng.random() < 0.8 else f"{first} {self.name()}"
 
