@@ -55,7 +55,7 @@ _CHINESE = (
 )
 _EXTENSIONS = ["txt", "csv", "json", "md", "py", "log", "png", "pdf", "toml", "yaml"]
 _DOMAINS = ["com", "org", "net", "io", "dev"]
-#: Of the names, so many are common ones.
+#: Of the names in training, so many are common ones.
 _COMMON_SHARE = 0.12
 _FIRST_NAMES = (
     "Peter", "Anna", "Maria", "John", "Paul", "Emma", "Lucas", "Sophie", "Thomas", "Julia", "Zachary", "Alice", "Bob", "Carol",
@@ -141,7 +141,7 @@ class Lexicon:
 
     def name(self) -> str:
         """A name of a person or place."""
-        if self.rng.random() < _COMMON_SHARE:
+        if not self.held_out and self.rng.random() < _COMMON_SHARE:
             return self.draw(lambda: self.rng.choice(_FIRST_NAMES))
         return self.draw(
             lambda: self._pseudo().capitalize() if self.rng.random() < 0.8 else self._accented()
@@ -149,7 +149,7 @@ class Lexicon:
 
     def city(self) -> str:
         """A name of a place, sometimes of two words."""
-        if self.rng.random() < _COMMON_SHARE:
+        if not self.held_out and self.rng.random() < _COMMON_SHARE:
             return self.draw(lambda: self.rng.choice(_CITIES))
         first = self.name()
         return first if self.rng.random() < 0.8 else f"{first} {self.name()}"
