@@ -27,6 +27,7 @@ def scheduler_config(server: ServerConfig, model: ModelConfig, *, num_pages: int
         "encoder_replay": bool(server.enable_encoder_swa_bounded_replay),
         "decoder_replay": bool(server.enable_decoder_swa_bounded_replay),
         "radix_cache": not server.disable_radix_cache,
+        "eviction_policy": server.radix_eviction_policy,
         "policy": server.schedule_policy,
         "policy_seed": server.random_seed or 0,
         "max_overtake": server.max_overtake,

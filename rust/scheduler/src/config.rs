@@ -52,6 +52,39 @@ pub enum RetractionPolicy {
     Cost,
 }
 
+/// What leaves the prefix cache first when pages are short; among equals the least recently used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EvictionPolicy {
+    /// Least recently used.
+    #[default]
+    Lru,
+    /// Fewest hits.
+    Lfu,
+    /// What was hit less than twice before the rest.
+    Slru,
+    /// Oldest insert.
+    Fifo,
+    /// What the least urgent requests put there.
+    Priority,
+    /// What costs the least to compute again and was hit the least.
+    Cost,
+}
+
+impl EvictionPolicy {
+    pub(crate) fn of_cache(self) -> dsserve_radix_cache::EvictionPolicy {
+        use dsserve_radix_cache::EvictionPolicy as Cache;
+        match self {
+            Self::Lru => Cache::Lru,
+            Self::Lfu => Cache::Lfu,
+            Self::Slru => Cache::Slru,
+            Self::Fifo => Cache::Fifo,
+            Self::Priority => Cache::Priority,
+            Self::Cost => Cache::Cost,
+        }
+    }
+}
+
 /// Priorities of requests (`serving.md` a.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -134,6 +167,9 @@ pub struct SchedulerConfig {
     /// Keep finished pages for later requests.
     #[serde(default = "default_true")]
     pub radix_cache: bool,
+    /// What leaves the prefix cache first.
+    #[serde(default)]
+    pub eviction_policy: EvictionPolicy,
     /// Order of the waiting queue.
     #[serde(default)]
     pub policy: Policy,
@@ -208,6 +244,7 @@ impl Default for SchedulerConfig {
             encoder_replay: true,
             decoder_replay: true,
             radix_cache: true,
+            eviction_policy: EvictionPolicy::Lru,
             policy: Policy::Fcfs,
             policy_seed: 0,
             max_overtake: default_max_overtake(),

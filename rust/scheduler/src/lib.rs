@@ -37,7 +37,7 @@ mod tree_order;
 mod validate;
 
 pub use collectives::{Collective, DpShape};
-pub use config::{Policy, PriorityConfig, RetractionPolicy, SchedulerConfig};
+pub use config::{EvictionPolicy, Policy, PriorityConfig, RetractionPolicy, SchedulerConfig};
 pub use counters::Counters;
 pub use dp::{DpError, DpRecord, DpStep, DP_RECORD_BYTES};
 pub use dsserve_radix_cache::Namespace;

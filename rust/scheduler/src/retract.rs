@@ -1,6 +1,8 @@
 //! Who gives pages back when decode rows lack them, and how a request lets go of what it holds.
 use std::cmp::Reverse;
 
+use dsserve_radix_cache::InsertOptions;
+
 use crate::config::RetractionPolicy;
 use crate::error::Result;
 use crate::event::FinishCode;
@@ -64,6 +66,12 @@ impl Scheduler {
         };
         let priority = request.spec.priority.map(i64::from);
         priority.map_or(i64::MIN, |priority| sign * priority)
+    }
+
+    /// The same in the range of the cache's priorities.
+    fn importance(&self, request: &Request) -> i32 {
+        let urgency = self.urgency(request);
+        i32::try_from(urgency).unwrap_or(if urgency < 0 { i32::MIN } else { i32::MAX })
     }
 
     /// Tokens to compute again for each page that a retraction brings, in 1/1024: whole pages stay
@@ -138,6 +146,7 @@ impl Scheduler {
     /// until no step reads it.
     pub(crate) fn insert_pages(&mut self, key: Key, valid_len: u32) -> Result<()> {
         let page_size = self.config.page_size;
+        let importance = self.importance(self.requests.live(key));
         let request = self.requests.live_mut(key);
         let end = valid_len / page_size * page_size;
         if !self.config.uses_tree() || end <= request.tree_len {
@@ -146,12 +155,11 @@ impl Scheduler {
         let namespace = &request.spec.namespace;
         let tokens = &request.tokens[..end as usize];
         let pages = &request.pages[..(end / page_size) as usize];
-        let inserted = match &request.receipt {
-            Some(receipt) => self
-                .cache
-                .insert_at(namespace, receipt.node(), tokens, pages)?,
-            None => self.cache.insert(namespace, tokens, pages)?,
-        };
+        let mut options = InsertOptions::default().with_priority(importance);
+        if let Some(receipt) = &request.receipt {
+            options = options.with_from(receipt.node());
+        }
+        let inserted = self.cache.insert_with(namespace, tokens, pages, options)?;
         let receipt = self.cache.lock(inserted.node)?;
         if let Some(old) = request.receipt.replace(receipt) {
             self.cache.unlock(old);

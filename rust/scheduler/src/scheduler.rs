@@ -87,7 +87,9 @@ impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self> {
         config.validate()?;
         let cache = RadixCache::new(
-            CacheConfig::new(config.page_size, config.num_pages).with_enabled(config.uses_tree()),
+            CacheConfig::new(config.page_size, config.num_pages)
+                .with_enabled(config.uses_tree())
+                .with_policy(config.eviction_policy.of_cache()),
         )?;
         Ok(Self {
             cache,

@@ -170,7 +170,10 @@ fn any_op() -> impl Strategy<Value = Op> {
 }
 
 fn run(config: &SchedulerConfig, ops: &[Op], drain_depth: usize) -> Harness {
-    let mut harness = Harness::new(config);
+    run_on(Harness::new(config), ops, drain_depth)
+}
+
+fn run_on(mut harness: Harness, ops: &[Op], drain_depth: usize) -> Harness {
     let mut next_id = 1;
     for op in ops {
         let live = harness.live();
@@ -228,6 +231,19 @@ proptest! {
         drain_depth in 1_usize..=2,
     ) {
         run(&config, &ops, drain_depth);
+    }
+
+    /// S14: however many drafts are accepted, the pages are there.
+    #[test]
+    fn pages_are_there_when_every_draft_is_accepted(
+        config in any_config(),
+        draft_len in 1_u32..6,
+        ops in proptest::collection::vec(any_op(), 1..80),
+    ) {
+        let config = SchedulerConfig { draft_len, ..config };
+        let mut harness = Harness::new(&config);
+        harness.device.accepts_all = true;
+        run_on(harness, &ops, 2);
     }
 
     /// S5 under memory pressure: requests outgrow the pool together and take turns.

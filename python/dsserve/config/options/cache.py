@@ -15,9 +15,10 @@ class CacheOptions:
     disable_radix_cache: bool = switch("Reuse no prefixes.", since=1)
     radix_eviction_policy: str = option(
         "lru",
-        "What is dropped first from the prefix cache.",
+        "What is dropped first from the prefix cache: the least recently used, the least hit, what was "
+        "hit once at most, the oldest, the least urgent requests' part, or the cheapest to compute again.",
         since=1,
-        choices={"lru": 1, "lfu": 4, "priority": 4},
+        choices={"lru": 1, "lfu": 3, "slru": 3, "fifo": 3, "priority": 3, "cost": 3},
     )
     strip_thinking_cache: bool = switch("Do not cache what follows the start of thinking.", since=4)
     enable_hierarchical_cache: bool = switch("Keep evicted pages in host memory.", since=LATER)

@@ -1,0 +1,440 @@
+//! Who goes first: each policy, ageing, priorities, fairness, each in a situation made for it.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+mod common;
+
+use common::steps::{run_step, scheduler};
+use common::{config, prompt, spec};
+use dsserve_scheduler::{
+    FinishCode, Policy, PriorityConfig, RequestSpec, Scheduler, SchedulerConfig,
+};
+
+/// One prompt a step, so that the order shows.
+fn one_by_one(policy: Policy) -> SchedulerConfig {
+    SchedulerConfig {
+        policy,
+        prefill_max_requests: Some(1),
+        max_running_requests: 64,
+        num_pages: 2_000,
+        inbatch_prefix_hold: 0,
+        ..config()
+    }
+}
+
+/// Ids in the order of their first admission.
+fn admissions(s: &mut Scheduler, count: usize) -> Vec<u64> {
+    let mut order = Vec::new();
+    while order.len() < count {
+        let (plan, _) = run_step(s);
+        order.extend(plan.admitted);
+    }
+    order
+}
+
+/// Puts a prompt into the cache.
+fn warm(s: &mut Scheduler, token_ids: Vec<u32>) {
+    assert!(s.submit(vec![spec(900, token_ids, 1)]).is_empty());
+    run_step(s);
+    while s.has_work() {
+        run_step(s);
+    }
+}
+
+#[test]
+fn shortest_prefill_first_counts_uncached_tokens() {
+    let mut s = scheduler(one_by_one(Policy::ShortestPrefillFirst));
+    warm(&mut s, prompt(0, 40));
+    s.submit(vec![
+        spec(1, prompt(1, 21), 50),
+        spec(2, prompt(2, 9), 50),
+        spec(3, prompt(0, 42), 50),
+    ]);
+    assert_eq!(admissions(&mut s, 3), [3, 2, 1]);
+}
+
+#[test]
+fn longest_output_first() {
+    let mut s = scheduler(one_by_one(Policy::Lof));
+    s.submit(vec![
+        spec(1, prompt(1, 8), 20),
+        spec(2, prompt(2, 8), 90),
+        spec(3, prompt(3, 8), 50),
+    ]);
+    assert_eq!(admissions(&mut s, 3), [2, 3, 1]);
+}
+
+#[test]
+fn longest_prefix_match_first() {
+    let mut s = scheduler(one_by_one(Policy::Lpm));
+    warm(&mut s, prompt(0, 60));
+    let mut half = prompt(0, 32);
+    half.extend(prompt(5, 9));
+    s.submit(vec![
+        spec(1, prompt(1, 20), 50),
+        spec(2, half, 50),
+        spec(3, prompt(0, 60), 50),
+    ]);
+    assert_eq!(admissions(&mut s, 3), [3, 2, 1]);
+}
+
+#[test]
+fn depth_first_takes_the_heavier_subtree_first_and_strangers_last() {
+    let mut s = scheduler(SchedulerConfig {
+        prefill_max_requests: None,
+        chunked_prefill_size: 512,
+        max_prefill_tokens: 512,
+        ..one_by_one(Policy::DfsWeight)
+    });
+    warm(&mut s, prompt(0, 40));
+    warm(&mut s, prompt(1, 40));
+    s.submit(vec![
+        spec(1, prompt(7, 20), 50),
+        spec(2, prompt(0, 45), 50),
+        spec(3, prompt(1, 41), 50),
+        spec(4, prompt(1, 46), 50),
+    ]);
+    assert_eq!(admissions(&mut s, 4), [3, 4, 2, 1]);
+}
+
+#[test]
+fn waiting_longer_raises_the_response_ratio() {
+    let run = |policy: Policy| {
+        let mut s = scheduler(SchedulerConfig {
+            max_running_requests: 1,
+            ..one_by_one(policy)
+        });
+        s.submit(vec![spec(1, prompt(1, 20), 2), spec(2, prompt(2, 20), 2)]);
+        run_step(&mut s);
+        run_step(&mut s); // request 1 ends
+        s.submit(vec![spec(3, prompt(3, 10), 2)]);
+        admissions(&mut s, 1)
+    };
+    assert_eq!(run(Policy::ShortestPrefillFirst), [3]);
+    assert_eq!(run(Policy::Hrrn), [2], "it waited through 20 tokens");
+}
+
+#[test]
+fn the_seed_decides_the_shuffle() {
+    let order = |policy_seed: u64| {
+        let mut s = scheduler(SchedulerConfig {
+            policy_seed,
+            max_overtake: 1_000,
+            ..one_by_one(Policy::Random)
+        });
+        s.submit((1..20).map(|id| spec(id, prompt(1, 8), 90)).collect());
+        admissions(&mut s, 19)
+    };
+    assert_eq!(order(1), order(1));
+    assert_ne!(order(1), order(2));
+    assert_ne!(order(1), (1..20).collect::<Vec<u64>>());
+}
+
+#[test]
+fn a_request_overtaken_often_enough_is_next() {
+    let mut s = scheduler(SchedulerConfig {
+        max_overtake: 3,
+        ..one_by_one(Policy::ShortestPrefillFirst)
+    });
+    s.submit(vec![spec(1, prompt(9, 20), 50)]);
+    let mut order = Vec::new();
+    for id in 2..9 {
+        s.submit(vec![spec(id, prompt(1, 8), 50)]);
+        order.extend(run_step(&mut s).0.admitted);
+    }
+    assert_eq!(order, [2, 3, 4, 1, 5, 6, 7]);
+}
+
+#[test]
+fn lookups_are_incremental_and_bounded() {
+    let mut s = scheduler(SchedulerConfig {
+        max_running_requests: 400,
+        num_pages: 20_000,
+        ..one_by_one(Policy::Lpm)
+    });
+    warm(&mut s, prompt(0, 40));
+    let with_tail = |id: u64, index: u64| {
+        let mut token_ids = prompt(0, 40);
+        let digits = [index % 30, index / 30, 0, 0, 0, 0];
+        token_ids.extend(digits.map(|digit| 2 + u32::try_from(digit).unwrap()));
+        spec(id, token_ids, 4)
+    };
+    s.submit(
+        (0..300)
+            .map(|index| with_tail(100 + index, index))
+            .collect(),
+    );
+    let lookups = |s: &mut Scheduler| {
+        let before = s.stats().counters.rematches;
+        assert_eq!(run_step(s).0.admitted.len(), 1);
+        s.check_invariants().unwrap();
+        s.stats().counters.rematches - before
+    };
+    let counts: Vec<u64> = (0..6).map(|_| lookups(&mut s)).collect();
+    // 128 a step until all are known; then nothing changes what the others would find.
+    assert_eq!(counts, [128, 128, 44, 0, 0, 0]);
+    // One more page behind the last of them becomes cached: only that one looks again.
+    let mut double = with_tail(901, 299);
+    double.token_ids.extend([9; 20]);
+    s.submit(vec![double]);
+    let counts: Vec<u64> = (0..295).map(|_| lookups(&mut s)).collect();
+    assert_eq!(
+        counts.iter().sum::<u64>(),
+        2,
+        "its own lookup, and that of its double"
+    );
+}
+
+fn priorities(preemption: bool) -> SchedulerConfig {
+    SchedulerConfig {
+        max_running_requests: 3,
+        chunked_prefill_size: 64,
+        priority: PriorityConfig {
+            enabled: true,
+            preemption,
+            preemption_threshold: 5,
+            ..PriorityConfig::default()
+        },
+        ..config()
+    }
+}
+
+fn urgent(request_id: u64, priority: i32) -> RequestSpec {
+    RequestSpec {
+        priority: Some(priority),
+        ..spec(
+            request_id,
+            prompt(u32::try_from(request_id).unwrap(), 9),
+            50,
+        )
+    }
+}
+
+#[test]
+fn classes_come_before_the_policy_and_no_priority_is_the_last_class() {
+    for (low_values_first, expected) in [(false, [3, 1, 2]), (true, [1, 3, 2])] {
+        let mut s = scheduler(SchedulerConfig {
+            priority: PriorityConfig {
+                enabled: true,
+                low_values_first,
+                ..PriorityConfig::default()
+            },
+            ..one_by_one(Policy::ShortestPrefillFirst)
+        });
+        s.submit(vec![urgent(1, -2), spec(2, prompt(2, 8), 50), urgent(3, 4)]);
+        assert_eq!(admissions(&mut s, 3), expected);
+    }
+}
+
+#[test]
+fn the_newest_of_the_least_urgent_makes_room() {
+    let mut s = scheduler(priorities(true));
+    s.submit(vec![urgent(1, 2), urgent(2, 1), urgent(3, 1)]);
+    run_step(&mut s);
+    s.submit(vec![urgent(4, 7)]);
+    let (plan, _) = run_step(&mut s);
+    assert_eq!(
+        plan.admitted,
+        [4],
+        "nothing is in flight: the place is free at once"
+    );
+    assert_eq!(s.stats().counters.preempted, 1);
+    let (plan, _) = run_step(&mut s);
+    assert_eq!(
+        plan.request_id,
+        [1, 2, 4],
+        "3 was the newest of the least urgent"
+    );
+    s.abort(&[1]).unwrap();
+    assert_eq!(
+        run_step(&mut s).0.admitted,
+        [3],
+        "it goes on when there is room"
+    );
+}
+
+#[test]
+fn a_difference_within_the_threshold_preempts_nobody() {
+    let mut s = scheduler(priorities(true));
+    s.submit(vec![urgent(1, 2), urgent(2, 2), urgent(3, 2)]);
+    run_step(&mut s);
+    s.submit(vec![urgent(4, 7)]);
+    assert!(run_step(&mut s).0.admitted.is_empty());
+    assert_eq!(s.stats().counters.preempted, 0);
+}
+
+#[test]
+fn order_only_preempts_nobody() {
+    let mut s = scheduler(priorities(false));
+    s.submit(vec![urgent(1, 2), urgent(2, 2), urgent(3, 2)]);
+    run_step(&mut s);
+    s.submit(vec![urgent(4, 90)]);
+    assert!(run_step(&mut s).0.admitted.is_empty());
+}
+
+#[test]
+fn nobody_is_preempted_who_cannot_make_enough_room() {
+    let mut s = scheduler(SchedulerConfig {
+        num_pages: 20,
+        conservativeness: 0.0,
+        ..priorities(true)
+    });
+    s.submit(vec![
+        RequestSpec {
+            priority: Some(9),
+            ..spec(1, prompt(1, 40), 20)
+        },
+        urgent(2, 1),
+    ]);
+    run_step(&mut s);
+    // 13 pages, of which the less urgent one could free 3 of the 20 - 10 - 3 = 7 free.
+    s.submit(vec![RequestSpec {
+        priority: Some(10),
+        ..spec(3, prompt(3, 52), 4)
+    }]);
+    assert!(run_step(&mut s).0.admitted.is_empty());
+    assert_eq!(s.stats().counters.preempted, 0);
+}
+
+#[test]
+fn a_full_queue_drops_its_least_urgent_request() {
+    let mut s = scheduler(SchedulerConfig {
+        max_queued_requests: Some(2),
+        ..priorities(true)
+    });
+    assert!(s.submit(vec![urgent(1, 3), urgent(2, 1)]).is_empty());
+    assert_eq!(s.submit(vec![urgent(3, 1)])[0].code, "queue_full");
+    assert!(s.submit(vec![urgent(4, 2)]).is_empty());
+    let outputs = s.take_outputs();
+    assert_eq!(outputs.request_ids, [2]);
+    assert_eq!(outputs.finish_codes, [FinishCode::Dropped]);
+    assert_eq!(s.num_waiting(), 2);
+    s.check_invariants().unwrap();
+}
+
+#[test]
+fn a_priority_is_refused_where_the_server_says_so() {
+    let mut s = scheduler(SchedulerConfig {
+        priority: PriorityConfig {
+            refuse_when_disabled: true,
+            ..PriorityConfig::default()
+        },
+        ..config()
+    });
+    assert_eq!(s.submit(vec![urgent(1, 0)])[0].code, "priority_disabled");
+    assert!(s.submit(vec![spec(2, prompt(0, 8), 5)]).is_empty());
+}
+
+fn of_tenant(request_id: u64, tenant: u64, max_new_tokens: u32) -> RequestSpec {
+    RequestSpec {
+        tenant,
+        ..spec(
+            request_id,
+            prompt(u32::try_from(request_id).unwrap(), 100),
+            max_new_tokens,
+        )
+    }
+}
+
+#[test]
+fn a_flood_of_one_tenant_does_not_delay_another_one_by_more_than_a_turn() {
+    let mut s = scheduler(SchedulerConfig {
+        fair: true,
+        chunked_prefill_size: 128,
+        max_prefill_tokens: 128,
+        ..one_by_one(Policy::Fcfs)
+    });
+    let mut requests: Vec<_> = (1..40).map(|id| of_tenant(id, 1, 90)).collect();
+    requests.extend((40..45).map(|id| of_tenant(id, 2, 90)));
+    s.submit(requests);
+    let order = admissions(&mut s, 12);
+    let of_second = order.iter().filter(|id| **id >= 40).count();
+    assert_eq!(of_second, 5, "{order:?}");
+}
+
+#[test]
+fn output_is_charged_too() {
+    let mut s = scheduler(SchedulerConfig {
+        fair: true,
+        max_running_requests: 2,
+        chunked_prefill_size: 128,
+        ..one_by_one(Policy::Fcfs)
+    });
+    // Tenant 1 asks for few prompts and long answers, tenant 2 for the opposite.
+    let mut requests = Vec::new();
+    for index in 0..40 {
+        requests.push(of_tenant(100 + index, 1, 99));
+        requests.push(of_tenant(200 + index, 2, 1));
+    }
+    s.submit(requests);
+    let mut used = [0_i64, 0];
+    while s.num_waiting() > 10 && used[1] < 3_000 {
+        let (plan, outputs) = run_step(&mut s);
+        for id in plan.admitted {
+            used[usize::from(id >= 200)] += 100;
+        }
+        for (index, id) in outputs.request_ids.iter().enumerate() {
+            let offsets = &outputs.token_offsets;
+            used[usize::from(*id >= 200)] += i64::from(offsets[index + 1] - offsets[index]);
+        }
+    }
+    // A turn and a request of either.
+    assert!((used[0] - used[1]).abs() <= 512 + 200, "{used:?}");
+}
+
+#[test]
+fn shorter_prompts_pass_a_half_done_one_a_few_times() {
+    let mut s = scheduler(SchedulerConfig {
+        prefill_max_defer: 2,
+        max_running_requests: 16,
+        num_pages: 400,
+        ..SchedulerConfig {
+            policy: Policy::ShortestPrefillFirst,
+            ..config()
+        }
+    });
+    s.submit(vec![spec(1, prompt(1, 90), 50)]);
+    assert_eq!(run_step(&mut s).0.request_id, [1]);
+    let mut steps = Vec::new();
+    for id in 2..8 {
+        // As long as a step: beside it the half-done prompt finds no room.
+        s.submit(vec![spec(id, prompt(u32::try_from(id).unwrap(), 24), 50)]);
+        let (plan, _) = run_step(&mut s);
+        steps.push(plan.request_id[0]);
+    }
+    assert_eq!(steps, [2, 3, 1, 4, 5, 1]);
+}
+
+#[test]
+fn a_half_done_prompt_waits_for_decode_steps_only_so_long() {
+    let mut s = scheduler(SchedulerConfig {
+        prefill_decode_interval: 5,
+        prefill_max_defer: 2,
+        ..config()
+    });
+    s.submit(vec![spec(1, prompt(1, 8), 50)]);
+    run_step(&mut s);
+    for _ in 0..5 {
+        run_step(&mut s);
+    }
+    s.submit(vec![spec(2, prompt(2, 60), 50)]);
+    let phases: Vec<bool> = (0..7)
+        .map(|_| run_step(&mut s).0.request_id.contains(&2))
+        .collect();
+    assert_eq!(phases, [true, false, false, true, false, false, true]);
+}
+
+#[test]
+fn prompts_in_a_row_do_not_overlap_where_that_is_off() {
+    let mut s = scheduler(SchedulerConfig {
+        overlap_prefills: false,
+        ..one_by_one(Policy::Fcfs)
+    });
+    s.submit(vec![spec(1, prompt(1, 8), 1), spec(2, prompt(2, 8), 1)]);
+    let first = s.next_plan(0).unwrap().unwrap().clone();
+    assert_eq!(
+        s.next_plan(0).unwrap(),
+        None,
+        "the first prompt is in flight"
+    );
+    common::steps::apply(&mut s, &first);
+    assert_eq!(s.next_plan(0).unwrap().unwrap().request_id, [2]);
+}
