@@ -1,6 +1,6 @@
 //! Random operations on the cache against a flat dictionary (R1-R10, R12 of the design).
 //!
-//! `DSSERVE_RADIX_OPS` sets how many operations a test runs in all (default 20,000).
+//! 60,000 operations by default, 1,200,000 with `--ignored`.
 
 mod common;
 
@@ -66,17 +66,9 @@ fn component() -> impl Strategy<Value = (u32, u32, u32)> {
     (window, prop::sample::select(vec![1_u32, 2, 16]), 2..80_u32)
 }
 
-fn num_cases() -> u32 {
-    let num_ops = match std::env::var("DSSERVE_RADIX_OPS") {
-        Ok(text) => text.parse().expect("DSSERVE_RADIX_OPS is a number"),
-        Err(_) => 20_000,
-    };
-    u32::try_from(num_ops / OPS_PER_CASE + 1).expect("fewer than 2^40 operations")
-}
-
-fn config(cases: u32) -> ProptestConfig {
+fn config(num_ops: usize) -> ProptestConfig {
     ProptestConfig {
-        cases,
+        cases: u32::try_from(num_ops / OPS_PER_CASE).expect("fewer than 2^40 operations"),
         failure_persistence: None,
         ..ProptestConfig::default()
     }
@@ -104,38 +96,74 @@ fn plain(page_size: u32, num_pages: u32) -> Setup {
     }
 }
 
+fn full_setup() -> impl Strategy<Value = Setup> {
+    let replay_len = prop_oneof![Just(0_u32), 1..9_u32];
+    (page_size(), 6..72_u32, replay_len).prop_map(|(page_size, num_pages, replay_len)| Setup {
+        replay_len,
+        ..plain(page_size, num_pages)
+    })
+}
+
+fn tail_setup() -> impl Strategy<Value = Setup> {
+    let components = prop::collection::vec(component(), 1..=2);
+    (page_size(), 6..72_u32, components, any::<bool>()).prop_map(
+        |(page_size, num_pages, components, events)| Setup {
+            components,
+            events,
+            ..plain(page_size, num_pages)
+        },
+    )
+}
+
+fn policy_setup() -> impl Strategy<Value = Setup> {
+    let components = prop::collection::vec(component(), 0..=1);
+    (page_size(), 6..72_u32, components, policy()).prop_map(
+        |(page_size, num_pages, components, policy)| Setup {
+            policy,
+            components,
+            events: true,
+            ..plain(page_size, num_pages)
+        },
+    )
+}
+
 proptest! {
-    #![proptest_config(config(num_cases()))]
+    #![proptest_config(config(20_000))]
 
     #[test]
-    fn full_pages_agree_with_a_flat_dictionary(
-        page_size in page_size(),
-        num_pages in 6..72_u32,
-        replay_len in prop_oneof![Just(0_u32), 1..9_u32],
-        ops in ops(),
-    ) {
-        run(&Setup { replay_len, ..plain(page_size, num_pages) }, &ops);
+    fn full_pages_agree_with_a_flat_dictionary(setup in full_setup(), ops in ops()) {
+        run(&setup, &ops);
     }
 
     #[test]
-    fn tails_agree_with_a_flat_dictionary(
-        page_size in page_size(),
-        num_pages in 6..72_u32,
-        components in prop::collection::vec(component(), 1..=2),
-        events in any::<bool>(),
-        ops in ops(),
-    ) {
-        run(&Setup { components, events, ..plain(page_size, num_pages) }, &ops);
+    fn tails_agree_with_a_flat_dictionary(setup in tail_setup(), ops in ops()) {
+        run(&setup, &ops);
     }
 
     #[test]
-    fn policies_and_events_agree_with_a_flat_dictionary(
-        page_size in page_size(),
-        num_pages in 6..72_u32,
-        policy in policy(),
-        components in prop::collection::vec(component(), 0..=1),
-        ops in ops(),
-    ) {
-        run(&Setup { policy, components, events: true, ..plain(page_size, num_pages) }, &ops);
+    fn policies_and_events_agree_with_a_flat_dictionary(setup in policy_setup(), ops in ops()) {
+        run(&setup, &ops);
+    }
+}
+
+proptest! {
+    #![proptest_config(config(400_000))]
+
+    #[test]
+    #[ignore = "minutes; run by make test-all"]
+    fn full_pages_agree_for_long(setup in full_setup(), ops in ops()) {
+        run(&setup, &ops);
+    }
+
+    #[test]
+    #[ignore = "minutes; run by make test-all"]
+    fn tails_agree_for_long(setup in tail_setup(), ops in ops()) {
+        run(&setup, &ops);
+    }
+
+    #[test]
+    #[ignore = "minutes; run by make test-all"]
+    fn policies_and_events_agree_for_long(setup in policy_setup(), ops in ops()) {
+        run(&setup, &ops);
     }
 }

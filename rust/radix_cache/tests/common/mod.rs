@@ -5,8 +5,10 @@
     reason = "test code; the exemption for tests knows test functions only"
 )]
 
+mod compare;
 pub mod harness;
 pub mod index;
+mod inserts;
 pub mod model;
 pub mod model_tails;
 
