@@ -90,7 +90,9 @@ class StubScheduler:
         self.events.append(f"plan {self.planned} in set {set_index}")
         return StubSummary(self.planned, [self.request_id] if self.planned == 1 else [])
 
-    def apply(self, step_id: int, token_ids: Any, status: Any, now_us: int) -> StubOutputs:
+    def apply(
+        self, step_id: int, token_ids: Any, status: Any, now_us: int, num_ids: Any = None
+    ) -> StubOutputs:
         self.events.append(f"apply {step_id}")
         self.applied = step_id
         if self.request_id in self.aborted:

@@ -181,7 +181,11 @@ class StepLoop:
         done_s = self._spent("wait", begin_s)
         self.progress.step_since_s = done_s if self._in_flight else 0.0
         outputs = self._scheduler.apply(
-            step.summary.step_id, result.token_ids, result.status, int(done_s * 1e6)
+            step.summary.step_id,
+            result.token_ids,
+            result.status,
+            int(done_s * 1e6),
+            result.num_ids,
         )
         self._publish(step.summary.step_id, outputs)
         applied_s = self._spent("result", done_s)

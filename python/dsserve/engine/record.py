@@ -6,17 +6,36 @@ watchdog show. The sequence numbers say in which order the loop did things, with
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from dsserve.worker.base import PHASE_DECODE, PHASE_PREFILL
+from dsserve.worker.base import PHASE_DECODE, PHASE_PREFILL, PHASE_VERIFY
 
 NUM_RECENT_STEPS = 256
 
 Stage = Literal["receive", "plan", "launch", "wait", "result", "idle"]
 
-PHASE_NAMES = {PHASE_PREFILL: "prefill", PHASE_DECODE: "decode"}
+PHASE_NAMES = {PHASE_PREFILL: "prefill", PHASE_DECODE: "decode", PHASE_VERIFY: "verify"}
+
+HOST_GAP_BUCKETS_S = (
+    1e-6,
+    1e-5,
+    5e-5,
+    1e-4,
+    2e-4,
+    5e-4,
+    1e-3,
+    2e-3,
+    5e-3,
+    1e-2,
+    2e-2,
+    5e-2,
+    0.1,
+    1.0,
+)
+"""Upper ends of the buckets of the host gap; one more has no end."""
 
 
 @dataclass(slots=True)
@@ -47,6 +66,7 @@ class _KindTotals:
     step_s: float = 0.0
     gaps: int = 0
     gap_s: float = 0.0
+    gap_counts: list[int] = field(default_factory=lambda: [0] * (len(HOST_GAP_BUCKETS_S) + 1))
 
 
 @dataclass(slots=True)
@@ -100,8 +120,10 @@ class StepRecorder:
         totals.steps += 1
         totals.step_s += finished_s - started_s
         if self._last_finished_s:
+            gap_s = max(0.0, started_s - self._last_finished_s)
             totals.gaps += 1
-            totals.gap_s += max(0.0, started_s - self._last_finished_s)
+            totals.gap_s += gap_s
+            totals.gap_counts[bisect_left(HOST_GAP_BUCKETS_S, gap_s)] += 1
         self._last_finished_s = finished_s
 
     def idled(self) -> None:
@@ -117,7 +139,11 @@ class StepRecorder:
                 for kind, totals in self._kinds.items()
             },
             "host_gap_seconds": {
-                kind: {"count": totals.gaps, "sum": round(totals.gap_s, 6)}
+                kind: {
+                    "count": totals.gaps,
+                    "sum": round(totals.gap_s, 6),
+                    "buckets": list(zip(HOST_GAP_BUCKETS_S, totals.gap_counts, strict=False)),
+                }
                 for kind, totals in self._kinds.items()
             },
             "no_progress_passes": self.passes_without_progress,

@@ -59,7 +59,12 @@ class SchedulerApi(Protocol):
     def submit(self, specs: list[dict[str, Any]]) -> list[tuple[int, str, str]]: ...  # noqa: D102
     def next_plan(self, set_index: int, now_us: int) -> StepSummary | None: ...  # noqa: D102
     def apply(  # noqa: D102
-        self, step_id: int, token_ids: NDArray[np.int32], status: NDArray[np.uint8], now_us: int
+        self,
+        step_id: int,
+        token_ids: NDArray[np.int32],
+        status: NDArray[np.uint8],
+        now_us: int,
+        num_ids: NDArray[np.uint32] | None = None,
     ) -> StepOutputs: ...
     def take_outputs(self) -> StepOutputs: ...  # noqa: D102
     def abort(self, request_ids: list[int]) -> None: ...  # noqa: D102

@@ -17,7 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import SummaryMetricFamily
+from prometheus_client.core import HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -141,6 +141,13 @@ _ENGINE_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
     "generated_tokens_total": ("realtime_tokens", "", {"mode": "decode"}),
     "prefill_steps_total": ("steps", "Steps launched, by kind.", {"kind": "prefill"}),
     "decode_steps_total": ("steps", "", {"kind": "decode"}),
+    "verify_steps_total": ("steps", "", {"kind": "verify"}),
+    "preempted_total": (
+        "num_preempted_reqs",
+        "Times a running request gave way to a more urgent one.",
+        {},
+    ),
+    "draft_tokens_total": ("spec_draft_tokens", "Draft tokens verified.", {}),
     "evicted_pages_total": (
         "evicted_pages",
         "Pages dropped from the prefix cache.",
@@ -216,7 +223,7 @@ class _EngineSeries:
 
 
 class _SummaryCollector(Collector):
-    """Sums and counts that the engine keeps; they have no quantiles, only a mean over time."""
+    """Sums, counts and buckets that the engine keeps."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         self._constant = constant
@@ -224,15 +231,16 @@ class _SummaryCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the newest values."""
-        for name, text in (
-            ("step_seconds", "Seconds of the steps on the device, by kind."),
-            ("host_gap_seconds", "Seconds in which the device waited for the next step."),
-        ):
-            family = SummaryMetricFamily(f"{_PREFIX}_{name}", text, labels=[*_LABELS, "kind"])
-            for kind, total in self.stats.get(name, {}).items():
-                values = [*self._constant.values(), kind]
-                family.add_metric(values, count_value=total["count"], sum_value=total["sum"])
-            yield family
+        family = SummaryMetricFamily(
+            f"{_PREFIX}_step_seconds",
+            "Seconds of the steps on the device, by kind.",
+            labels=[*_LABELS, "kind"],
+        )
+        for kind, total in self.stats.get("step_seconds", {}).items():
+            values = [*self._constant.values(), kind]
+            family.add_metric(values, count_value=total["count"], sum_value=total["sum"])
+        yield family
+        yield self._host_gaps()
         family = SummaryMetricFamily(
             f"{_PREFIX}_queue_time_seconds", "From arrival to first admission.", labels=_LABELS
         )
@@ -243,3 +251,21 @@ class _SummaryCollector(Collector):
                 sum_value=self.stats["queue_time_us_total"] * 1e-6,
             )
         yield family
+
+    def _host_gaps(self) -> HistogramMetricFamily:
+        """The host's time on the critical path of each step: what the device waited for it."""
+        gaps = HistogramMetricFamily(
+            f"{_PREFIX}_host_gap_seconds",
+            "Seconds in which the device waited for the next step.",
+            labels=[*_LABELS, "kind"],
+        )
+        for kind, total in self.stats.get("host_gap_seconds", {}).items():
+            count, buckets = 0, []
+            for end_s, more in total.get("buckets", ()):
+                count += more
+                buckets.append((repr(float(end_s)), count))
+            buckets.append(("+Inf", total["count"]))
+            gaps.add_metric(
+                [*self._constant.values(), kind], buckets=buckets, sum_value=total["sum"]
+            )
+        return gaps

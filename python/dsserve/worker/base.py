@@ -99,11 +99,14 @@ class StepResult:
     """What a step produced, in the order of its plan's requests.
 
     Attributes:
-        token_ids: [B] int32, -1 where nothing was sampled.
+        token_ids: [B] int32, -1 where nothing was sampled; with `num_ids` the runs of all requests
+            one after another.
         status: [B] uint8, `STATUS_OK` or `STATUS_NAN`.
         wall_s: `finished_s - started_s`: the step on the device, without waiting for its turn.
         started_s: `time.monotonic()` when the device began.
         finished_s: `time.monotonic()` when the ids were on the host.
+        num_ids: [B] uint32, the length of each request's run (accepted drafts and the id after
+            them, 0 where nothing was sampled); None where each request has one id.
     """
 
     step_id: int
@@ -112,6 +115,7 @@ class StepResult:
     wall_s: float
     started_s: float
     finished_s: float
+    num_ids: NDArray[np.uint32] | None = None
 
 
 class StepHandle(Protocol):
