@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsserve.frontend.detokenize import Detokenizer
+from dsserve.frontend.detokenize import Detokenizer, TextOptions
 from dsserve.protocol.engine import FinishCode
 from text_helpers import THINKING_OFF, codec, convert, feed, ids_of, merge
 
@@ -40,7 +40,7 @@ def _split(ids: list[int], lengths: list[int]) -> list[list[int]]:
 @given(ids=_id_lists, lengths=_splits, skip=st.booleans())
 def test_streamed_text_is_whole_text(ids: list[int], lengths: list[int], skip: bool) -> None:
     detokenizer = Detokenizer(codec().tokenizer)
-    handle = detokenizer.open(skip_special_tokens=skip)
+    handle = detokenizer.open(TextOptions(skip_special_tokens=skip))
     whole = codec().decode(ids, skip_special_tokens=skip)
     text = ""
     for piece in _split(ids, lengths):
@@ -70,7 +70,9 @@ def test_text_ends_at_the_first_complete_stop_string(
     ids: list[int], lengths: list[int], stops: list[str], include: bool
 ) -> None:
     detokenizer = Detokenizer(codec().tokenizer)
-    handle = detokenizer.open(stop=stops, include_stop=include, skip_special_tokens=False)
+    handle = detokenizer.open(
+        TextOptions(stop=stops, include_stop=include, skip_special_tokens=False)
+    )
     deltas = [detokenizer.push_one(handle, piece) for piece in _split(ids, lengths)]
     deltas.append(detokenizer.finish(handle))
     text = "".join(delta.text for delta in deltas)

@@ -1,14 +1,18 @@
 """The codec and the detokenizer of completions, through the extension."""
 
+import json
 import struct
 import threading
+from itertools import accumulate, chain
 from pathlib import Path
 
 import pytest
 
 from dsserve import _native
 from dsserve.errors import ConfigError, InvalidRequest
-from dsserve.frontend.detokenize import MAX_STOP_STRINGS, Detokenizer, TextCodec
+from dsserve.frontend.detokenize import MAX_STOP_STRINGS, Detokenizer, TextCodec, TextOptions
+from dsserve.protocol import engine as wire
+from dsserve.protocol.engine import FinishCode
 from text_helpers import codec, ids_of, tokenizer_path
 
 
@@ -20,7 +24,7 @@ def detokenizer() -> Detokenizer:
 def test_text_is_cut_before_the_stop_string_and_ids_counted_up_to_it(
     detokenizer: Detokenizer,
 ) -> None:
-    handle = detokenizer.open(stop=["END", "never"])
+    handle = detokenizer.open(TextOptions(stop=["END", "never"]))
     before, stop = ids_of("some text "), [i for c in "END" for i in ids_of(c)]
     delta = detokenizer.push_one(handle, [*before, *stop, *ids_of("dropped")])
     assert (delta.text, delta.stop) == ("some text ", "END")
@@ -31,12 +35,12 @@ def test_text_is_cut_before_the_stop_string_and_ids_counted_up_to_it(
 
 
 def test_stop_string_may_stay_in_the_text(detokenizer: Detokenizer) -> None:
-    handle = detokenizer.open(stop=["END"], include_stop=True)
+    handle = detokenizer.open(TextOptions(stop=["END"], include_stop=True))
     assert detokenizer.push_one(handle, ids_of("a END b")).text == "a END"
 
 
 def test_held_text_comes_out_when_it_is_no_stop_string(detokenizer: Detokenizer) -> None:
-    handle = detokenizer.open(stop=["END"])
+    handle = detokenizer.open(TextOptions(stop=["END"]))
     held = detokenizer.push_one(handle, [i for c in "aEN" for i in ids_of(c)])
     assert (held.text, held.kept_tokens, held.emitted_tokens) == ("a", 3, 1)
     released = detokenizer.push_one(handle, ids_of("d"))
@@ -80,7 +84,7 @@ def test_ids_outside_the_vocabulary_give_no_text(detokenizer: Detokenizer) -> No
 @pytest.mark.parametrize("stop", [[""], ["\ud800"], ["x"] * (MAX_STOP_STRINGS + 1), ["x" * 70_000]])
 def test_bad_stop_strings_are_refused(detokenizer: Detokenizer, stop: list[str]) -> None:
     with pytest.raises(InvalidRequest) as error:
-        detokenizer.open(stop=stop)
+        detokenizer.open(TextOptions(stop=stop))
     assert error.value.param == "stop"
     assert len(detokenizer) == 0
 
@@ -115,21 +119,123 @@ def test_special_tokens_are_found_by_spelling() -> None:
 
 def test_wrong_calls_of_the_extension_are_errors_not_crashes() -> None:
     decoder = _native.StreamDecoder(codec().tokenizer)
-    handle = decoder.open()
-    for handles, offsets, ids in [
-        (struct.pack("<Q", handle), struct.pack("<I", 0), b""),
-        (struct.pack("<Q", handle), struct.pack("<2I", 0, 2), struct.pack("<I", 5)),
-        (struct.pack("<Q", handle + 1), struct.pack("<2I", 0, 1), struct.pack("<I", 5)),
-        (b"abc", struct.pack("<I", 0), b""),
-        (b"", struct.pack("<I", 0), b"abc"),
+    decoder.open(7)
+    name = struct.pack("<Q", 7)
+    for names, offsets, ids, ends in [
+        (name, struct.pack("<I", 0), b"", None),
+        (name, struct.pack("<2I", 0, 2), struct.pack("<I", 5), None),
+        (name, struct.pack("<2I", 0, 1), struct.pack("<I", 5), b"\0\0"),
+        (b"abc", struct.pack("<I", 0), b"", None),
+        (b"", struct.pack("<I", 0), b"abc", None),
     ]:
         with pytest.raises(_native.TokenizerError):
-            decoder.push_batch(handles, offsets, ids)
-    assert decoder.finish(handle).kept_tokens == 0
+            decoder.push_batch(names, offsets, ids, ends)
     with pytest.raises(_native.TokenizerError):
-        decoder.finish(handle)
+        decoder.open(7)
+    unknown = decoder.push_batch(struct.pack("<Q", 8), struct.pack("<2I", 0, 1), b"\5\0\0\0")
+    assert (unknown.texts, unknown.kept_tokens) == ([None], [0])
+    assert decoder.finish(7).kept_tokens == 0
+    with pytest.raises(_native.TokenizerError):
+        decoder.finish(7)
     with pytest.raises(_native.TokenizerError):
         codec().tokenizer.encode_rendered("abc", [(2, 9)])
+    with pytest.raises(_native.TokenizerError, match="backend"):
+        _native.Tokenizer(tokenizer_path(), backend="other")
+
+
+def test_pushing_to_a_stream_that_is_not_there_is_a_bug_of_the_caller(
+    detokenizer: Detokenizer,
+) -> None:
+    with pytest.raises(KeyError):
+        detokenizer.push_one(5, ids_of("a"))
+
+
+def test_a_step_is_decoded_in_one_call_and_ended_streams_are_forgotten(
+    detokenizer: Detokenizer,
+) -> None:
+    for name in (1, 2, 3):
+        detokenizer.open(TextOptions(stop=["END"]), name=name)
+    hello, end = ids_of("hello"), [i for c in "aEND" for i in ids_of(c)]
+    lists = [hello, end, [*hello, 1], hello]
+    codes = [FinishCode.NONE, FinishCode.NONE, FinishCode.STOP_TOKEN, FinishCode.LENGTH]
+    deltas = detokenizer.step(outputs([1, 2, 3, 9], lists, codes))
+    # Nobody wants text of request 9, a chat say.
+    assert {index: delta.text for index, delta in deltas.items()} == {
+        0: "hello",
+        1: "a",
+        2: "hello",
+    }
+    assert [deltas[index].stop for index in range(3)] == [None, "END", None]
+    assert deltas[2].kept_tokens == deltas[2].emitted_tokens == len(hello) + 1
+    assert len(detokenizer) == 2
+
+
+def test_stop_patterns_end_the_text_where_a_match_is_complete(detokenizer: Detokenizer) -> None:
+    name = detokenizer.open(TextOptions(stop_regex=["[0-9]+\\.", "x{3}"]))
+    deltas = [detokenizer.push_one(name, ids_of(text)) for text in ("a 1", "2", ". b")]
+    assert [delta.text for delta in deltas] == ["a ", "", ""]
+    assert deltas[-1].stop == "[0-9]+\\."
+    kept = detokenizer.open(TextOptions(stop_regex=["[0-9]+\\."], include_stop=True))
+    assert detokenizer.push_one(kept, ids_of("a 12. b")).text == "a 12."
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(", "a(?=b)", "a(?!b)", "(?<=a)b", "(a)\\1", "a$", "\\b", "a*", "a" * 1025]
+)
+def test_patterns_that_cannot_work_in_a_stream_are_refused(
+    detokenizer: Detokenizer, pattern: str
+) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        detokenizer.open(TextOptions(stop_regex=[pattern]))
+    assert error.value.status == 400
+    assert error.value.param == "stop_regex"
+
+
+@pytest.mark.parametrize("backend", ["auto", "huggingface", "fastokens"])
+def test_every_backend_gives_the_same_ids(backend: str) -> None:
+    other = TextCodec(tokenizer_path(), backend=backend)
+    assert other.tokenizer.backend == ("huggingface" if backend == "huggingface" else "fastokens")
+    text = "It's 12345 你好世界。 <think>\r\n\n  def f(x): return x_1 👩\u200d👧 é " * 20
+    assert other.encode(text) == codec().encode(text)
+
+
+def test_backend_fastokens_refuses_a_tokenizer_it_does_not_know(tmp_path: Path) -> None:
+    file = json.loads((tokenizer_path() / "tokenizer.json").read_text(encoding="utf-8"))
+    file["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "[a-z ]"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file), encoding="utf-8")
+    with pytest.raises(ConfigError, match="split pattern"):
+        TextCodec(tmp_path, backend="fastokens")
+    codec_of_auto = TextCodec(tmp_path)
+    assert codec_of_auto.tokenizer.backend == "huggingface"
+    assert codec_of_auto.tokenizer.fallback_reason is not None
+    assert codec_of_auto.decode(codec_of_auto.encode("a b")) == "a b"
+
+
+def test_messages_seen_before_come_from_the_cache() -> None:
+    tokenizer = TextCodec(tokenizer_path()).tokenizer
+    messages = [f"message {index} " * 20 for index in range(3)]
+    for count in (1, 2, 3):
+        tokenizer.encode_batch(["<think>".join(messages[:count])])
+    stats = tokenizer.cache_stats()
+    assert (stats["entries"], stats["hits"], stats["misses"]) == (3, 1 + 2, 3)
+    assert 0 < stats["bytes"] < 64 * 1024
+
+
+def outputs(
+    request_ids: list[int], token_ids: list[list[int]], codes: list[FinishCode]
+) -> wire.Outputs:
+    """A message of the engine."""
+    counts = wire.pack_u32([0] * len(request_ids))
+    return wire.Outputs(
+        step_id=1,
+        request_ids=wire.pack_u64(request_ids),
+        token_offsets=wire.pack_u32(accumulate(map(len, token_ids), initial=0)),
+        token_ids=wire.pack_u32(chain.from_iterable(token_ids)),
+        finish_codes=bytes(codes),
+        prompt_lens=counts,
+        cached_lens=counts,
+        output_lens=counts,
+    )
 
 
 def test_threads_may_share_tokenizer_and_decoder() -> None:
@@ -141,7 +247,7 @@ def test_threads_may_share_tokenizer_and_decoder() -> None:
 
     def work() -> None:
         (packed,) = tokenizer.encode_batch([text])
-        handle = detokenizer.open(stop=["never to be found"])
+        handle = detokenizer.open(TextOptions(stop=["never to be found"]))
         out = detokenizer.push_one(handle, ids).text + detokenizer.finish(handle).text
         results.append(out if packed == struct.pack(f"<{len(ids)}I", *ids) else "other ids")
 

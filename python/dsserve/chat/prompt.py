@@ -33,6 +33,10 @@ _PARSED_TOKENS = (SpecialToken.ThinkingStart, SpecialToken.ThinkingEnd, SpecialT
 class PromptEncoder:
     """Encodes conversations with the recipe's encoding of the model version.
 
+    The recipe renders the text. Its own `encode` is the reference for the ids, and used with the
+    tokenizer backend `huggingface`; the fast backend gives the same ids, and keeps those of messages
+    it saw before.
+
     Attributes:
         recipe_tokenizer: For the recipe's stream processors.
         missing_tokens: Special tokens of the encoding that the vocabulary lacks. They are then
@@ -79,7 +83,7 @@ class PromptEncoder:
         """
         if any(message.image_sources for message in conversation.messages):
             raise Unsupported("images do not work yet", param="messages")
-        if not self.missing_tokens:
+        if self._native.backend == "huggingface" and not self.missing_tokens:
             return self._encoding.encode(conversation)
         rendered = self._encoding.render_conversation(conversation)
         ids = self._native.encode_rendered(rendered.prompt, rendered.special_ranges)

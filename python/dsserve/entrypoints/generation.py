@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from dsserve.entrypoints.state import ServerState
     from dsserve.frontend.client import OutputDelta, RequestStream
+    from dsserve.frontend.detokenize import TextOptions
     from dsserve.protocol.engine import EngineRequest
 
 
@@ -76,10 +77,15 @@ class Choice:
 
     async def finish(self, kept_tokens: int) -> None:
         """Tell the engine that the text ended after `kept_tokens` ids, and see the request end."""
+        if not self._is_over:
+            self._state.client.finish(self.request.request_id, kept_tokens)
+        await self.stopped(kept_tokens)
+
+    async def stopped(self, kept_tokens: int) -> None:
+        """See the request end, of which the engine knows that it ended after `kept_tokens` ids."""
         self.counts.completion = kept_tokens
         if self._is_over:
             return
-        self._state.client.finish(self.request.request_id, kept_tokens)
         async for delta in self._stream:
             if delta.finish_code is not FinishCode.NONE:
                 self._end("stop_string")
@@ -144,14 +150,20 @@ class Choice:
 class Generation:
     """All choices of one HTTP request.
 
-    Use it as an async context manager, or call `close` in the end: whatever has not ended is aborted
-    then, once.
+    With `text` the deltas of its choices have text. Use it as an async context manager, or call
+    `close` in the end: whatever has not ended is aborted then, once.
     """
 
     def __init__(
-        self, state: ServerState, requests: Sequence[EngineRequest], *, names: tuple[str, ...]
+        self,
+        state: ServerState,
+        requests: Sequence[EngineRequest],
+        *,
+        names: tuple[str, ...],
+        text: TextOptions | None = None,
     ) -> None:
         self._state = state
+        self._text = text
         self._requests = requests
         self._names = names
         self.choices: list[Choice] = []
@@ -164,7 +176,7 @@ class Generation:
         """
         try:
             for request in self._requests:
-                stream = self._state.client.submit(request)
+                stream = self._state.client.submit(request, self._text)
                 self._state.live.add(request.request_id, self._names)
                 self._state.request_log.taken(request, self._names)
                 self.choices.append(Choice(self._state, request, stream, self._names))

@@ -121,7 +121,6 @@ class ServerState:
     model: ModelFacts
     client: EngineClient
     codec: TextCodec
-    detokenizer: Detokenizer
     converter: ChatConverter
     metrics: Metrics
     executor: ThreadPoolExecutor
@@ -211,7 +210,12 @@ def build_state(
     tokenizer_path = Path(config.tokenizer_path or config.model_path)
     context_length = config.context_length or model_config.max_position_embeddings
     defaults = load_sampling_defaults(model_path) if config.sampling_defaults == "model" else {}
-    codec = TextCodec(tokenizer_path, num_threads=config.tokenizer_worker_num)
+    codec = TextCodec(
+        tokenizer_path,
+        num_threads=config.tokenizer_worker_num,
+        backend=config.tokenizer_backend,
+    )
+    client.detokenizer = Detokenizer(codec.tokenizer)
     model = ModelFacts(
         names=(config.served_model_name,),
         root=str(model_path),
@@ -238,7 +242,6 @@ def build_state(
         model=model,
         client=client,
         codec=codec,
-        detokenizer=Detokenizer(codec.tokenizer),
         converter=converter,
         metrics=Metrics(model_name=config.served_model_name),
         request_log=RequestLog(config, codec),

@@ -28,6 +28,7 @@ from dsserve.errors import (
     Overloaded,
     rejection_error,
 )
+from dsserve.frontend.detokenize import Detokenizer, TextDelta, TextOptions
 from dsserve.frontend.stream import OutputDelta, RequestStream
 from dsserve.protocol import engine as wire
 from dsserve.protocol.engine import EngineRequest, FinishCode
@@ -47,7 +48,12 @@ RECEIVE_BURST = 32
 
 
 class EngineClient:
-    """The engine as seen from the API process."""
+    """The engine as seen from the API process.
+
+    Attributes:
+        detokenizer: Turns the outputs of a step into text, for requests submitted with `TextOptions`;
+            set by whoever loads the tokenizer.
+    """
 
     def __init__(
         self,
@@ -61,6 +67,7 @@ class EngineClient:
             ipc_dir: Directory of mode 0700 for both sockets, shared with the engine process.
             on_progress: Told about each step of loading.
         """
+        self.detokenizer: Detokenizer | None = None
         self._ipc_dir = Path(ipc_dir)
         self._on_progress = on_progress
         self._streams: dict[int, RequestStream] = {}
@@ -166,10 +173,15 @@ class EngineClient:
         """Hand out an id that no other request of this client has."""
         return next(self._ids)
 
-    def submit(self, request: EngineRequest) -> RequestStream:
+    def submit(self, request: EngineRequest, text: TextOptions | None = None) -> RequestStream:
         """Send a request; await `RequestStream.accepted` to learn whether the scheduler took it.
 
+        Args:
+            request: The request.
+            text: Its deltas shall have text, and it ends at a stop; `detokenizer` must be set.
+
         Raises:
+            InvalidRequest: A stop string or pattern cannot be used.
             NotReady: The engine is still loading.
             EngineLost: The engine is gone.
             Overloaded: The engine does not read its messages.
@@ -183,6 +195,10 @@ class EngineClient:
             raise Overloaded("the engine does not read its messages", retry_after_s=1)
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id} is in use")
+        if text is not None:
+            if self.detokenizer is None:
+                raise ValueError("text was asked for, but the client has no detokenizer")
+            self.detokenizer.open(text, name=request.request_id)
         stream = RequestStream(request.request_id, self.abandon)
         self._streams[request.request_id] = stream
         self._submits.append(request)
@@ -208,6 +224,7 @@ class EngineClient:
         if request_id in self._streams:
             self.abort(request_id)
             del self._streams[request_id]
+            self._close_text(request_id)
 
     def shutdown(self, grace_s: float) -> None:
         """Ask the engine to finish what runs within `grace_s`, abort the rest and exit with 0."""
@@ -242,8 +259,9 @@ class EngineClient:
         self._ready.set()
         self._submits.clear()
         streams, self._streams = self._streams, {}
-        for stream in streams.values():
+        for request_id, stream in streams.items():
             stream.fail(error)
+            self._close_text(request_id)
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(error)
@@ -307,6 +325,7 @@ class EngineClient:
                         stream.accept()
             case wire.Rejected():
                 if (stream := self._streams.pop(message.request_id, None)) is not None:
+                    self._close_text(message.request_id)
                     stream.fail(rejection_error(message.code, message.message))
             case wire.Reply():
                 query = self._queries.get(message.query_id)
@@ -331,6 +350,9 @@ class EngineClient:
         prompt_lens = wire.unpack_u32(outputs.prompt_lens)
         cached_lens = wire.unpack_u32(outputs.cached_lens)
         output_lens = wire.unpack_u32(outputs.output_lens)
+        texts: dict[int, TextDelta] = {}
+        if self.detokenizer is not None:
+            texts = self.detokenizer.step(outputs)
         for i, request_id in enumerate(wire.unpack_u64(outputs.request_ids)):
             stream = self._streams.get(request_id)
             if stream is None:
@@ -338,6 +360,9 @@ class EngineClient:
             code = FinishCode(outputs.finish_codes[i])
             if code is not FinishCode.NONE:
                 del self._streams[request_id]
+            text = texts.get(i)
+            if text is not None and text.stop is not None:
+                self._finish_once(request_id, text.kept_tokens)
             stream.push(
                 OutputDelta(
                     token_ids=token_ids[offsets[i] : offsets[i + 1]],
@@ -345,8 +370,18 @@ class EngineClient:
                     prompt_len=prompt_lens[i],
                     cached_len=cached_lens[i],
                     output_len=output_lens[i],
+                    text=text,
                 )
             )
+
+    def _finish_once(self, request_id: int, kept_tokens: int) -> None:
+        """Say that a stop was found; ids that were under way come without text."""
+        self.finish(request_id, kept_tokens)
+        self._close_text(request_id)
+
+    def _close_text(self, request_id: int) -> None:
+        if self.detokenizer is not None:
+            self.detokenizer.close(request_id)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

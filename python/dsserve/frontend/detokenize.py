@@ -1,16 +1,26 @@
 """Text to ids and ids to text for everything that is not chat, many streams per call."""
 
-from collections.abc import Sequence
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
 
 from dsserve import _native
 from dsserve.errors import ConfigError, InvalidRequest
-from dsserve.protocol.engine import pack_u32, pack_u64, unpack_u32
+from dsserve.protocol.engine import Outputs, pack_u32, pack_u64, unpack_u32
+
+logger = logging.getLogger(__name__)
 
 MAX_STOP_STRINGS = 16
 """As in DeepSeek's API."""
+
+MESSAGE_CACHE_BYTES = 64 * 1024 * 1024
+"""Limit of the cache of encoded messages."""
+
+_FIRST_OWN_NAME = 2**63
+"""Names that are made up begin here, request ids at 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +29,9 @@ class TextDelta:
 
     Attributes:
         text: New text, possibly empty (an incomplete character or a possible stop string is held).
-        stop: The stop string that was found, or None. The stream then ignores further ids and the
-            caller tells the engine: `client.finish(request_id, delta.kept_tokens)`.
-        kept_tokens: Ids that count as output so far, up to the one that completed the stop string.
+        stop: The stop string or pattern that was found, or None. The stream then ignores further ids,
+            and the engine must be told: `client.finish(request_id, delta.kept_tokens)`.
+        kept_tokens: Ids that count as output so far, up to the one that completed the stop.
         emitted_tokens: The leading ids all of whose text is out (log-probabilities go with them).
     """
 
@@ -31,71 +41,118 @@ class TextDelta:
     emitted_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How a stream becomes text.
+
+    Attributes:
+        stop: Stop strings; what is complete first ends the stream.
+        stop_regex: Stop patterns, likewise.
+        skip_special_tokens: Give special tokens no text.
+        include_stop: Cut the text after what stopped it instead of before it, and give a stop token
+            its text.
+    """
+
+    stop: Sequence[str] = ()
+    stop_regex: Sequence[str] = ()
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+
+
+_DEFAULTS = TextOptions()
+
+
 class Detokenizer:
-    """Incremental decoding of many streams; every stream is named by a handle.
+    """Incremental decoding of many streams; every stream has a name.
 
     Text given out by `push` and `finish` together is what decoding all ids at once gives, up to the
-    first stop string, whatever the split into calls.
+    first stop, whatever the split into calls.
     """
 
     def __init__(self, tokenizer: _native.Tokenizer) -> None:
         self._decoder = _native.StreamDecoder(tokenizer)
+        self._names = itertools.count(_FIRST_OWN_NAME)
 
-    def open(
-        self,
-        *,
-        stop: Sequence[str] = (),
-        skip_special_tokens: bool = True,
-        include_stop: bool = False,
-    ) -> int:
-        """Start a stream and return its handle.
+    def open(self, options: TextOptions = _DEFAULTS, *, name: int | None = None) -> int:
+        """Start a stream and return its name.
 
         Args:
-            stop: Stop strings; the one that is complete first ends the stream.
-            skip_special_tokens: Give special tokens no text.
-            include_stop: Cut the text after the stop string instead of before it.
+            options: How it becomes text.
+            name: A request id; a name of its own is made up if left out.
 
         Raises:
             InvalidRequest: A stop string is empty or holds a lone surrogate, there are more than
-                16, or they are longer than 64 KiB together.
+                16, or they are longer than 64 KiB together; a stop pattern is longer than 1 KiB, is
+                no regular expression without look-around, or matches the empty text.
         """
-        if len(stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(
-                f"stop lists {len(stop)} strings, the limit is {MAX_STOP_STRINGS}", param="stop"
-            )
+        for field, values in (("stop", options.stop), ("stop_regex", options.stop_regex)):
+            if len(values) > MAX_STOP_STRINGS:
+                raise InvalidRequest(
+                    f"{field} lists {len(values)} texts, the limit is {MAX_STOP_STRINGS}",
+                    param=field,
+                )
+        name = next(self._names) if name is None else name
+        stop, patterns = list(options.stop), list(options.stop_regex)
+        skips, includes = options.skip_special_tokens, options.include_stop
         try:
-            return self._decoder.open(list(stop), skip_special_tokens, include_stop)
+            self._decoder.open(name, stop, skips, includes, patterns)
         except UnicodeEncodeError as error:
             raise InvalidRequest("a stop string holds a lone surrogate", param="stop") from error
         except _native.TokenizerError as error:
-            raise InvalidRequest(str(error), param="stop") from error
+            message = str(error)
+            param = "stop_regex" if message.startswith("stop pattern") else "stop"
+            raise InvalidRequest(message, param=param) from error
+        return name
+
+    def step(self, outputs: Outputs) -> dict[int, TextDelta]:
+        """Decode the outputs of one engine step, all streams in one call.
+
+        Streams that ended are forgotten; what they held back is in their delta.
+
+        Returns:
+            The delta of each request that has a stream, by its position in `outputs`.
+        """
+        if not len(self._decoder):
+            return {}
+        pieces = self._decoder.push_batch(
+            outputs.request_ids, outputs.token_offsets, outputs.token_ids, outputs.finish_codes
+        )
+        return {index: delta for index, delta in enumerate(_deltas(pieces)) if delta is not None}
 
     def push(self, updates: Sequence[tuple[int, Sequence[int]]]) -> list[TextDelta]:
-        """Give (handle, new ids) of any number of streams; one delta each, in order.
+        """Give (name, new ids) of any number of streams; one delta each, in order.
 
         Raises:
-            TokenizerError: A handle is unknown (a bug of the caller); no stream was changed.
+            KeyError: No stream has one of the names (a bug of the caller).
         """
-        handles = pack_u64(handle for handle, _ in updates)
+        names = pack_u64(name for name, _ in updates)
         offsets = pack_u32(accumulate((len(ids) for _, ids in updates), initial=0))
         ids = pack_u32(chain.from_iterable(ids for _, ids in updates))
-        return [_delta(piece) for piece in self._decoder.push_batch(handles, offsets, ids)]
+        deltas = []
+        for (name, _), delta in zip(
+            updates, _deltas(self._decoder.push_batch(names, offsets, ids)), strict=True
+        ):
+            if delta is None:
+                raise KeyError(name)
+            deltas.append(delta)
+        return deltas
 
-    def push_one(self, handle: int, token_ids: Sequence[int]) -> TextDelta:
+    def push_one(self, name: int, token_ids: Sequence[int]) -> TextDelta:
         """Give the new ids of one stream; otherwise as `push`."""
-        return self.push([(handle, token_ids)])[0]
+        return self.push([(name, token_ids)])[0]
 
-    def finish(self, handle: int) -> TextDelta:
+    def finish(self, name: int) -> TextDelta:
         """End and forget a stream: what was held back comes out, an incomplete character as U+FFFD.
 
         Raises:
-            TokenizerError: The handle is unknown (a bug of the caller).
+            TokenizerError: No stream has the name (a bug of the caller).
         """
-        return _delta(self._decoder.finish(handle))
+        piece = self._decoder.finish(name)
+        return TextDelta(piece.text, piece.stop, piece.kept_tokens, piece.emitted_tokens)
 
-    def close(self, handle: int) -> None:
-        """Forget a stream; unknown and finished handles are ignored."""
-        self._decoder.close(handle)
+    def close(self, name: int) -> None:
+        """Forget a stream; unknown and finished names are ignored."""
+        self._decoder.close(name)
 
     def __len__(self) -> int:
         """Return the number of open streams."""
@@ -111,16 +168,30 @@ class TextCodec:
         longest_token: Bytes of the longest token; a text has at least one token per so many characters.
     """
 
-    def __init__(self, path: Path, *, num_threads: int = 2) -> None:
+    def __init__(self, path: Path, *, num_threads: int = 2, backend: str = "auto") -> None:
         """Load `tokenizer.json`, or the one in the directory `path`.
 
+        Args:
+            path: The file or its directory.
+            num_threads: Threads that encode.
+            backend: `--tokenizer-backend`: auto, huggingface or fastokens.
+
         Raises:
-            ConfigError: The file is missing or not a byte-level tokenizer.
+            ConfigError: The file is missing or not a byte-level tokenizer, or the backend `fastokens`
+                does not know its split pattern.
         """
         try:
-            self.tokenizer = _native.Tokenizer(path, num_threads)
+            self.tokenizer = _native.Tokenizer(
+                path, num_threads, backend=backend, cache_bytes=MESSAGE_CACHE_BYTES
+            )
         except _native.TokenizerError as error:
             raise ConfigError(str(error)) from error
+        reason = self.tokenizer.fallback_reason
+        logger.info(
+            "tokenizer backend %s: %s",
+            self.tokenizer.backend,
+            reason or "the split pattern is known",
+        )
         self.vocab_size = self.tokenizer.vocab_size
         self.longest_token = max(
             (len(self.tokenizer.token_bytes(token_id)) for token_id in range(self.vocab_size)),
@@ -178,5 +249,11 @@ class TextCodec:
         return self.tokenizer.token_to_id(token)
 
 
-def _delta(piece: _native.Piece) -> TextDelta:
-    return TextDelta(piece.text, piece.stop, piece.kept_tokens, piece.emitted_tokens)
+def _deltas(pieces: _native.StepPieces) -> Iterator[TextDelta | None]:
+    stops = pieces.stops
+    counts = zip(pieces.texts, pieces.kept_tokens, pieces.emitted_tokens, strict=True)
+    for index, (text, kept_tokens, emitted_tokens) in enumerate(counts):
+        if text is None:
+            yield None
+        else:
+            yield TextDelta(text, stops.get(index), kept_tokens, emitted_tokens)

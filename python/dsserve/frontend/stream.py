@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from dsserve.errors import DsserveError
+from dsserve.frontend.detokenize import TextDelta
 from dsserve.protocol.engine import FinishCode
 
 
@@ -17,6 +18,8 @@ class OutputDelta:
         finish_code: Not `NONE` on the last delta, and only there.
         output_len: All output tokens so far; after a stop string it may be less than the sum of
             the deltas, since ids past the kept ones do not count.
+        text: The text of the ids, for requests submitted with `TextOptions`. If it has a stop, the
+            engine was told already.
     """
 
     token_ids: list[int]
@@ -24,6 +27,7 @@ class OutputDelta:
     prompt_len: int
     cached_len: int
     output_len: int
+    text: TextDelta | None = None
 
 
 class RequestStream:
@@ -37,6 +41,7 @@ class RequestStream:
         self.request_id = request_id
         self._abandon = abandon
         self._pending: OutputDelta | None = None
+        self._texts: list[str] = []  # of the pending delta
         self._error: DsserveError | None = None
         self._changed = asyncio.Event()
         self._is_accepted = False
@@ -65,6 +70,9 @@ class RequestStream:
         while True:
             if self._pending is not None:
                 delta, self._pending = self._pending, None
+                if delta.text is not None and len(self._texts) > 1:
+                    delta.text = replace(delta.text, text="".join(self._texts))
+                self._texts.clear()
                 return delta
             if self._error is not None:
                 raise self._error
@@ -104,6 +112,10 @@ class RequestStream:
             pending.finish_code = delta.finish_code
             pending.cached_len = delta.cached_len
             pending.output_len = delta.output_len
+            if delta.text is not None:
+                pending.text = delta.text
+        if delta.text is not None:
+            self._texts.append(delta.text.text)
         self._is_over = delta.finish_code is not FinishCode.NONE
         self._changed.set()
 

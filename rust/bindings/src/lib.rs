@@ -17,5 +17,7 @@ mod _native {
     #[pymodule_export]
     use super::scheduler::{Scheduler, StepOutputs, StepSummary};
     #[pymodule_export]
-    use super::tokenizer::{Piece, StreamDecoder, Tokenizer, TokenizerError};
+    use super::tokenizer::{
+        Piece, StepPieces, StreamDecoder, TokenAligner, Tokenizer, TokenizerError,
+    };
 }

@@ -1,10 +1,13 @@
-//! Python classes over the tokenizer crate: `Tokenizer`, `StreamDecoder` and its `Piece`.
+//! Python classes over the tokenizer crate: `Tokenizer`, `StreamDecoder` and what it returns,
+//! `TokenAligner`.
 
 use dsserve_tokenizer as core;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::pybacked::PyBackedStr;
+use pyo3::types::{PyBytes, PyList};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,10 +31,30 @@ pub struct Tokenizer {
 #[pymethods]
 impl Tokenizer {
     #[new]
-    #[pyo3(signature = (path, num_threads = 1))]
-    fn new(py: Python<'_>, path: PathBuf, num_threads: usize) -> PyResult<Self> {
+    #[pyo3(signature = (path, num_threads = 1, *, backend = "auto", cache_bytes = 0))]
+    fn new(
+        py: Python<'_>,
+        path: PathBuf,
+        num_threads: usize,
+        backend: &str,
+        cache_bytes: usize,
+    ) -> PyResult<Self> {
+        let backend = match backend {
+            "auto" => core::Backend::Auto,
+            "huggingface" => core::Backend::HuggingFace,
+            "fastokens" => core::Backend::Fast,
+            other => {
+                return Err(TokenizerError::new_err(format!(
+                    "backend is {other:?}, not auto, huggingface or fastokens"
+                )))
+            }
+        };
+        let options = core::TokenizerOptions::default()
+            .with_threads(num_threads)
+            .with_backend(backend)
+            .with_cache_bytes(cache_bytes);
         let inner = py
-            .detach(move || core::Tokenizer::from_path(&path, num_threads))
+            .detach(move || core::Tokenizer::load(&path, &options))
             .map_err(to_py_error)?;
         Ok(Self {
             inner: Arc::new(inner),
@@ -43,17 +66,14 @@ impl Tokenizer {
     fn encode_batch<'py>(
         &self,
         py: Python<'py>,
-        texts: Vec<String>,
+        texts: Vec<PyBackedStr>,
         add_special: bool,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let inner = &self.inner;
         let batch = py
-            .detach(move || inner.encode_batch(&texts, add_special))
+            .detach(|| inner.encode_batch(&texts, add_special))
             .map_err(to_py_error)?;
-        Ok(batch
-            .iter()
-            .map(|ids| PyBytes::new(py, &to_bytes(ids)))
-            .collect())
+        batch.iter().map(|ids| to_py_bytes(py, ids)).collect()
     }
 
     /// Ids of a rendered prompt; `special_ranges` are code point offsets of its special tokens.
@@ -65,9 +85,34 @@ impl Tokenizer {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let inner = &self.inner;
         let ids = py
-            .detach(move || inner.encode_rendered(prompt, &byte_ranges(prompt, special_ranges)))
+            .detach(move || inner.encode_rendered(prompt, &byte_ranges(prompt, &special_ranges)))
             .map_err(to_py_error)?;
-        Ok(PyBytes::new(py, &to_bytes(&ids)))
+        to_py_bytes(py, &ids)
+    }
+
+    /// The encoder in use.
+    #[getter]
+    fn backend(&self) -> &'static str {
+        match self.inner.backend() {
+            core::Backend::Fast => "fastokens",
+            core::Backend::HuggingFace | core::Backend::Auto => "huggingface",
+        }
+    }
+
+    #[getter]
+    fn fallback_reason(&self) -> Option<&str> {
+        self.inner.fallback_reason()
+    }
+
+    /// What the cache of encoded messages holds and did.
+    fn cache_stats(&self) -> HashMap<&'static str, u64> {
+        let stats = self.inner.cache_stats();
+        HashMap::from([
+            ("entries", stats.entries as u64),
+            ("bytes", stats.bytes as u64),
+            ("hits", stats.hits),
+            ("misses", stats.misses),
+        ])
     }
 
     /// Text of `ids` (u32 little-endian); ids outside the vocabulary give none.
@@ -105,13 +150,24 @@ impl Tokenizer {
     }
 }
 
-/// What a stream had to say after some ids.
+/// What one stream had to say after some ids.
 #[pyclass(frozen, get_all, module = "dsserve._native")]
 pub struct Piece {
     text: String,
     stop: Option<String>,
     kept_tokens: u32,
     emitted_tokens: u32,
+}
+
+/// What the streams of one batch had to say, in its order.
+#[pyclass(frozen, get_all, module = "dsserve._native")]
+pub struct StepPieces {
+    /// None where no stream has the name.
+    texts: Py<PyList>,
+    /// The stops that were found, by position in the batch.
+    stops: HashMap<usize, String>,
+    kept_tokens: Vec<u32>,
+    emitted_tokens: Vec<u32>,
 }
 
 /// Incremental decoding of many streams.
@@ -130,64 +186,109 @@ impl StreamDecoder {
         }
     }
 
-    #[pyo3(signature = (stop = Vec::new(), skip_special = true, include_stop = false))]
-    fn open(&self, stop: Vec<String>, skip_special: bool, include_stop: bool) -> PyResult<u64> {
+    #[pyo3(signature = (
+        name, stop = Vec::new(), skip_special = true, include_stop = false, stop_regex = Vec::new()
+    ))]
+    fn open(
+        &self,
+        name: u64,
+        stop: Vec<String>,
+        skip_special: bool,
+        include_stop: bool,
+        stop_regex: Vec<String>,
+    ) -> PyResult<()> {
         let stop = core::StopSet::new(stop).map_err(to_py_error)?;
+        let stop_regex = core::StopRegex::new(stop_regex).map_err(to_py_error)?;
         let options = core::StreamOptions {
             stop: stop.map(Arc::new),
+            stop_regex: stop_regex.map(Arc::new),
             skip_special,
             include_stop,
         };
-        self.lock()?.open(options).map_err(to_py_error)
+        self.lock()?.open(name, options).map_err(to_py_error)
     }
 
-    /// New ids of many streams: u64 handles, u32 offsets (one more than handles), u32 ids.
+    /// New ids of many streams: u64 names, u32 offsets (one more than names), u32 ids; `ends` has a
+    /// byte a stream: 0 goes on, 1 ended with a stop token, others ended.
+    #[pyo3(signature = (names, offsets, ids, ends = None))]
     fn push_batch(
         &self,
         py: Python<'_>,
-        handles: &[u8],
+        names: &[u8],
         offsets: &[u8],
         ids: &[u8],
-    ) -> PyResult<Vec<Piece>> {
-        let handles = parse_u64("handles", handles)?;
+        ends: Option<&[u8]>,
+    ) -> PyResult<StepPieces> {
+        let names = parse_u64("names", names)?;
         let offsets = parse_u32("offsets", offsets)?;
         let ids = parse_u32("ids", ids)?;
+        let ends = ends.unwrap_or_default().iter();
+        let ends: Vec<core::StreamEnd> = ends.map(|&code| stream_end(code)).collect();
         // The table is locked and unlocked inside, so nobody waits for it with the interpreter lock
         // held while its owner waits for the interpreter lock.
         let push = || {
             let mut table = self.lock()?;
             let pieces = table
                 .push(core::TokenBatch {
-                    handles: &handles,
+                    names: &names,
                     offsets: &offsets,
                     ids: &ids,
+                    ends: &ends,
                 })
                 .map_err(to_py_error)?;
-            handles
-                .iter()
-                .zip(pieces)
-                .map(|(&handle, piece)| named_piece(&mut table, handle, piece))
+            let mut stops = HashMap::new();
+            for (index, piece) in pieces.iter().enumerate() {
+                if piece.as_ref().is_some_and(|piece| piece.stop.is_some()) {
+                    let stop = table.stop_text(names[index]).unwrap_or_default();
+                    stops.insert(index, stop.to_owned());
+                }
+            }
+            for (&name, &end) in names.iter().zip(&ends) {
+                if end != core::StreamEnd::Open {
+                    table.close(name);
+                }
+            }
+            Ok::<_, PyErr>((pieces, stops))
+        };
+        let (pieces, stops) = if ids.len() < DETACH_IDS {
+            push()?
+        } else {
+            py.detach(push)?
+        };
+        let count = |count: fn(&core::Piece) -> u32| -> Vec<u32> {
+            let pieces = pieces.iter();
+            pieces
+                .map(|piece| piece.as_ref().map_or(0, count))
                 .collect()
         };
-        if ids.len() < DETACH_IDS {
-            push()
-        } else {
-            py.detach(push)
-        }
+        let texts = pieces
+            .iter()
+            .map(|piece| piece.as_ref().map(|piece| piece.text.as_str()));
+        Ok(StepPieces {
+            texts: PyList::new(py, texts)?.unbind(),
+            stops,
+            kept_tokens: count(|piece| piece.kept_tokens),
+            emitted_tokens: count(|piece| piece.emitted_tokens),
+        })
     }
 
     /// Ends and forgets a stream; returns what it held back.
-    fn finish(&self, handle: u64) -> PyResult<Piece> {
+    fn finish(&self, name: u64) -> PyResult<Piece> {
         let mut table = self.lock()?;
-        let ended = table.finish(handle).map_err(to_py_error)?;
-        let piece = named_piece(&mut table, handle, ended);
-        table.close(handle);
-        piece
+        let piece = table.finish(name).map_err(to_py_error)?;
+        let stop = table.stop_text(name).map(str::to_owned);
+        table.close(name);
+        Ok(Piece {
+            text: piece.text,
+            stop,
+            kept_tokens: piece.kept_tokens,
+            emitted_tokens: piece.emitted_tokens,
+        })
     }
 
     /// Forgets a stream; False if there was none.
-    fn close(&self, handle: u64) -> PyResult<bool> {
-        Ok(self.lock()?.close(handle))
+    fn close(&self, name: u64) -> PyResult<bool> {
+        Ok(self.lock()?.close(name))
     }
 
     fn __len__(&self) -> PyResult<usize> {
@@ -203,20 +304,47 @@ impl StreamDecoder {
     }
 }
 
-fn named_piece(table: &mut core::StreamTable, handle: u64, piece: core::Piece) -> PyResult<Piece> {
-    let stop = match piece.stop {
-        Some(index) => {
-            let pattern = table.stop_string(handle, index).map_err(to_py_error)?;
-            Some(pattern.to_owned())
+/// Places the ids of one stream in its text.
+#[pyclass(module = "dsserve._native")]
+pub struct TokenAligner {
+    inner: core::TokenAligner,
+}
+
+#[pymethods]
+impl TokenAligner {
+    #[new]
+    #[pyo3(signature = (tokenizer, skip_special = true))]
+    fn new(tokenizer: &Tokenizer, skip_special: bool) -> Self {
+        let table = Arc::clone(tokenizer.inner.table());
+        Self {
+            inner: core::TokenAligner::new(table, skip_special),
         }
-        None => None,
-    };
-    Ok(Piece {
-        text: piece.text,
-        stop,
-        kept_tokens: piece.kept_tokens,
-        emitted_tokens: piece.emitted_tokens,
-    })
+    }
+
+    /// (start byte, end byte, characters before) of each id (u32 little-endian).
+    fn push(&mut self, ids: &[u8]) -> PyResult<Vec<(u64, u64, u64)>> {
+        let ids = parse_u32("ids", ids)?;
+        let tokens = self.inner.push(&ids);
+        let places = tokens
+            .into_iter()
+            .map(|token| (token.text.start, token.text.end, token.first_char));
+        Ok(places.collect())
+    }
+
+    /// The bytes that an incomplete character at the end takes: (start, end).
+    fn finish(&mut self) -> (u64, u64) {
+        let tail = self.inner.finish();
+        (tail.start, tail.end)
+    }
+}
+
+/// What a finish code of the engine means for a stream; those numbers are the protocol's.
+fn stream_end(code: u8) -> core::StreamEnd {
+    match code {
+        0 => core::StreamEnd::Open,
+        1 => core::StreamEnd::StopToken,
+        _ => core::StreamEnd::Ended,
+    }
 }
 
 #[expect(
@@ -227,8 +355,14 @@ fn to_py_error(error: core::TokenizerError) -> PyErr {
     TokenizerError::new_err(error.to_string())
 }
 
-fn to_bytes(ids: &[u32]) -> Vec<u8> {
-    ids.iter().flat_map(|id| id.to_le_bytes()).collect()
+/// Little-endian bytes of `ids`, written in place.
+fn to_py_bytes<'py>(py: Python<'py>, ids: &[u32]) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, ids.len() * 4, |bytes| {
+        for (target, id) in bytes.chunks_exact_mut(4).zip(ids) {
+            target.copy_from_slice(&id.to_le_bytes());
+        }
+        Ok(())
+    })
 }
 
 fn parse_u32(name: &str, bytes: &[u8]) -> PyResult<Vec<u32>> {
@@ -256,12 +390,29 @@ fn bad_length(name: &str, item: usize, len: usize) -> PyErr {
 }
 
 /// Code point ranges to byte ranges; one past the end of `text` stays past its end.
-fn byte_ranges(text: &str, ranges: Vec<(usize, usize)>) -> Vec<Range<usize>> {
-    let mut starts: Vec<usize> = text.char_indices().map(|(start, _)| start).collect();
-    starts.push(text.len());
-    let byte_of = |index: usize| starts.get(index).copied().unwrap_or(text.len() + 1);
+///
+/// Walks the text once if the ranges ascend, as valid ones do.
+fn byte_ranges(text: &str, ranges: &[(usize, usize)]) -> Vec<Range<usize>> {
+    if text.is_ascii() {
+        return ranges.iter().map(|&(start, end)| start..end).collect();
+    }
+    let mut last = (0, 0);
+    let mut byte_of = |index: usize| {
+        if index < last.0 {
+            last = (0, 0);
+        }
+        let mut rest = text[last.1..].char_indices();
+        let byte = match rest.nth(index - last.0) {
+            Some((offset, _)) => last.1 + offset,
+            // One past the last character is the end of the text; nothing is further.
+            None if text[last.1..].chars().count() == index - last.0 => return text.len(),
+            None => return text.len() + 1,
+        };
+        last = (index, byte);
+        byte
+    };
     ranges
-        .into_iter()
-        .map(|(start, end)| byte_of(start)..byte_of(end))
+        .iter()
+        .map(|&(start, end)| byte_of(start)..byte_of(end))
         .collect()
 }

@@ -1,150 +1,193 @@
-//! Many streams by handle, many of them per call.
+//! Many streams by name, all of a step in one call.
 
-use crate::decode::{check_offsets, Piece, StreamOptions, TextStream};
+use crate::decode::{Piece, StreamOptions, TextStream};
 use crate::error::TokenizerError;
+use crate::fast::hash::mix;
 use crate::vocab::TokenTable;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-/// New ids of several streams: `ids[offsets[i]..offsets[i + 1]]` belongs to `handles[i]`.
+/// What became of a stream's generation with the ids of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// It goes on.
+    #[default]
+    Open,
+    /// It ended.
+    Ended,
+    /// It ended with its last id, a stop token: that id has no text unless the stream includes stops.
+    StopToken,
+}
+
+/// New ids of several streams: `ids[offsets[i]..offsets[i + 1]]` belongs to `names[i]`.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenBatch<'a> {
-    /// One per stream; a handle may occur more than once.
-    pub handles: &'a [u64],
-    /// One more than handles, ascending from 0 to the number of ids.
+    /// One per stream; a name may occur more than once.
+    pub names: &'a [u64],
+    /// One more than names, ascending from 0 to the number of ids.
     pub offsets: &'a [u32],
     /// Ids of all streams.
     pub ids: &'a [u32],
+    /// One per stream; empty if all go on.
+    pub ends: &'a [StreamEnd],
 }
 
-/// Open streams. A handle is never used again for another stream.
+/// Open streams of one vocabulary, named by whoever opens them (request ids, say).
 #[derive(Debug)]
 pub struct StreamTable {
     vocabulary: Arc<TokenTable>,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
+    streams: HashMap<u64, Open, BuildHasherDefault<NameHasher>>,
 }
 
-#[derive(Debug, Default)]
-struct Slot {
-    generation: u32,
-    stream: Option<TextStream>,
+#[derive(Debug)]
+struct Open {
+    stream: TextStream,
+    shows_stop_token: bool,
 }
 
 impl StreamTable {
-    /// An empty table for streams of one vocabulary.
+    /// An empty table.
     #[must_use]
     pub fn new(vocabulary: Arc<TokenTable>) -> Self {
         Self {
             vocabulary,
-            slots: Vec::new(),
-            free: Vec::new(),
+            streams: HashMap::default(),
         }
     }
 
-    /// Starts a stream and returns its handle.
+    /// Starts a stream.
     ///
     /// # Errors
-    /// [`TokenizerError::TooManyStreams`] beyond 2^32 open ones.
-    pub fn open(&mut self, options: StreamOptions) -> Result<u64, TokenizerError> {
-        let index = if let Some(index) = self.free.pop() {
-            index
-        } else {
-            let index =
-                u32::try_from(self.slots.len()).map_err(|_| TokenizerError::TooManyStreams)?;
-            self.slots.push(Slot::default());
-            index
+    /// [`TokenizerError::StreamInUse`].
+    pub fn open(&mut self, name: u64, options: StreamOptions) -> Result<(), TokenizerError> {
+        if self.streams.contains_key(&name) {
+            return Err(TokenizerError::StreamInUse { name });
+        }
+        let open = Open {
+            shows_stop_token: options.include_stop,
+            stream: TextStream::new(Arc::clone(&self.vocabulary), options),
         };
-        let slot = &mut self.slots[index as usize];
-        slot.stream = Some(TextStream::new(Arc::clone(&self.vocabulary), options));
-        Ok(u64::from(slot.generation) << 32 | u64::from(index))
+        self.streams.insert(name, open);
+        Ok(())
     }
 
-    /// Gives every stream of the batch its ids; one piece per handle, in order.
+    /// Gives every stream of the batch its ids; one piece per name, in order, None where no stream
+    /// has the name.
+    ///
+    /// With a [`StreamEnd`] other than `Open` the piece has what was held back, too. The stream stays
+    /// (for [`Self::stop_text`]) until [`Self::close`].
     ///
     /// # Errors
-    /// [`TokenizerError::BadOffsets`] and [`TokenizerError::UnknownStream`]; no stream was changed.
-    pub fn push(&mut self, batch: TokenBatch<'_>) -> Result<Vec<Piece>, TokenizerError> {
-        check_offsets(batch.handles.len(), batch.offsets, batch.ids.len())?;
-        for &handle in batch.handles {
-            self.get(handle)?;
-        }
-        batch
-            .handles
-            .iter()
-            .zip(batch.offsets.windows(2))
-            .map(|(&handle, range)| {
+    /// [`TokenizerError::BadOffsets`]; no stream was changed.
+    pub fn push(&mut self, batch: TokenBatch<'_>) -> Result<Vec<Option<Piece>>, TokenizerError> {
+        check(&batch)?;
+        let ends = batch.ends.iter().copied();
+        let ends = ends.chain(std::iter::repeat(StreamEnd::Open));
+        let pieces = batch.names.iter().zip(batch.offsets.windows(2)).zip(ends);
+        Ok(pieces
+            .map(|((name, range), end)| {
+                let open = self.streams.get_mut(name)?;
                 let ids = &batch.ids[range[0] as usize..range[1] as usize];
-                Ok(self.get(handle)?.push(ids))
+                Some(open.push(ids, end))
             })
-            .collect()
+            .collect())
     }
 
-    /// Ends a stream; what it held back is in the piece. It stays open (for [`Self::stop_string`])
-    /// until [`Self::close`].
+    /// Ends a stream; what it held back is in the piece. It stays (for [`Self::stop_text`]) until
+    /// [`Self::close`].
     ///
     /// # Errors
     /// [`TokenizerError::UnknownStream`].
-    pub fn finish(&mut self, handle: u64) -> Result<Piece, TokenizerError> {
-        Ok(self.get(handle)?.finish())
+    pub fn finish(&mut self, name: u64) -> Result<Piece, TokenizerError> {
+        let open = self.streams.get_mut(&name);
+        let open = open.ok_or(TokenizerError::UnknownStream { name })?;
+        Ok(open.stream.finish())
     }
 
     /// Forgets a stream; returns whether it was open.
-    pub fn close(&mut self, handle: u64) -> bool {
-        if self.get(handle).is_err() {
-            return false;
-        }
-        let index = index_of(handle);
-        let slot = &mut self.slots[index as usize];
-        slot.stream = None;
-        // A slot whose generations are used up is retired, so that no handle comes back.
-        if let Some(generation) = slot.generation.checked_add(1) {
-            slot.generation = generation;
-            self.free.push(index);
-        }
-        true
+    pub fn close(&mut self, name: u64) -> bool {
+        self.streams.remove(&name).is_some()
     }
 
     /// Number of open streams.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.slots
-            .iter()
-            .filter(|slot| slot.stream.is_some())
-            .count()
+        self.streams.len()
     }
 
     /// Whether no stream is open.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.streams.is_empty()
     }
 
-    /// The text of stop string `index` of a stream.
-    ///
-    /// # Errors
-    /// [`TokenizerError::UnknownStream`], also if the stream has no such stop string.
-    pub fn stop_string(&mut self, handle: u64, index: usize) -> Result<&str, TokenizerError> {
-        self.get(handle)?
-            .stop_set()
-            .and_then(|stop| stop.patterns().get(index))
-            .map(String::as_str)
-            .ok_or(TokenizerError::UnknownStream { handle })
-    }
-
-    fn get(&mut self, handle: u64) -> Result<&mut TextStream, TokenizerError> {
-        let generation = (handle >> 32) as u32;
-        self.slots
-            .get_mut(index_of(handle) as usize)
-            .filter(|slot| slot.generation == generation)
-            .and_then(|slot| slot.stream.as_mut())
-            .ok_or(TokenizerError::UnknownStream { handle })
+    /// The stop string or pattern that stopped a stream, if one did.
+    #[must_use]
+    pub fn stop_text(&self, name: u64) -> Option<&str> {
+        self.streams.get(&name)?.stream.stop_text()
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "the low half of a handle is the index"
-)]
-fn index_of(handle: u64) -> u32 {
-    handle as u32
+impl Open {
+    fn push(&mut self, ids: &[u32], end: StreamEnd) -> Piece {
+        let is_hidden = end == StreamEnd::StopToken && !self.shows_stop_token;
+        let mut piece = if is_hidden {
+            self.stream.push_stop_token(ids)
+        } else {
+            self.stream.push(ids)
+        };
+        if end != StreamEnd::Open {
+            let tail = self.stream.finish();
+            piece = Piece {
+                text: piece.text + &tail.text,
+                ..tail
+            };
+        }
+        piece
+    }
+}
+
+fn check(batch: &TokenBatch<'_>) -> Result<(), TokenizerError> {
+    let TokenBatch {
+        names,
+        offsets,
+        ids,
+        ends,
+    } = batch;
+    let fits = offsets.len() == names.len() + 1
+        && offsets.first() == Some(&0)
+        && offsets
+            .last()
+            .is_some_and(|&last| last as usize == ids.len())
+        && offsets.windows(2).all(|pair| pair[0] <= pair[1])
+        && (ends.is_empty() || ends.len() == names.len());
+    if fits {
+        Ok(())
+    } else {
+        Err(TokenizerError::BadOffsets {
+            names: names.len(),
+            ids: ids.len(),
+        })
+    }
+}
+
+/// Names are chosen by the program, so their hash needs no key.
+#[derive(Default)]
+struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = mix(self.0 ^ u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, name: u64) {
+        self.0 = mix(name);
+    }
 }

@@ -14,6 +14,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A byte-level tokenizer with its own threads; shared by reference between threads.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = dsserve_tokenizer::testing::example_tokenizer()?;
+/// use dsserve_tokenizer::{Backend, Tokenizer, TokenizerOptions};
+///
+/// let options = TokenizerOptions::default().with_threads(2).with_cache_bytes(64 << 20);
+/// let tokenizer = Tokenizer::load(&path, &options)?;
+/// assert_eq!(tokenizer.backend(), Backend::Fast);
+///
+/// // In a rendered prompt only the ranges named are tokens.
+/// let prompt = "<|user|>what is <|user|>?";
+/// let ids = tokenizer.encode_rendered(prompt, &[0..8])?;
+/// let user = tokenizer.added_token_to_id("<|user|>").ok_or("it has one")?;
+/// assert_eq!(ids.iter().filter(|&&id| id == user).count(), 1);
+/// assert_eq!(tokenizer.decode(&ids, false), prompt);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Tokenizer {
     path: PathBuf,
     reference: Reference,

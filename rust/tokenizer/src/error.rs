@@ -74,21 +74,32 @@ pub enum TokenizerError {
         /// What the automaton's builder said.
         reason: String,
     },
-    /// A handle names no open stream.
-    #[error("no stream with handle {handle}")]
-    UnknownStream {
-        /// The handle.
-        handle: u64,
+    /// A stop pattern cannot be used.
+    #[error("stop pattern {index}: {reason}")]
+    StopRegex {
+        /// Its position in the list.
+        index: usize,
+        /// What is wrong with it.
+        reason: String,
     },
-    /// The offsets of a batch do not fit its handles or ids.
-    #[error("batch of {handles} streams and {ids} ids has bad offsets")]
+    /// A name is that of no open stream.
+    #[error("no stream with name {name}")]
+    UnknownStream {
+        /// The name.
+        name: u64,
+    },
+    /// A stream cannot be opened under a name that another open stream has.
+    #[error("a stream with name {name} is open already")]
+    StreamInUse {
+        /// The name.
+        name: u64,
+    },
+    /// The offsets or ends of a batch do not fit its names or ids.
+    #[error("batch of {names} streams and {ids} ids has bad offsets or ends")]
     BadOffsets {
-        /// Number of handles.
-        handles: usize,
+        /// Number of names.
+        names: usize,
         /// Number of ids.
         ids: usize,
     },
-    /// No more streams can be opened.
-    #[error("too many open streams")]
-    TooManyStreams,
 }

@@ -1,30 +1,36 @@
-//! Text and token bridge of the dsserve engine.
-//!
-//! [`Tokenizer`] turns texts into ids on its own threads, [`TextStream`] turns the ids of one
-//! generation into text as they come, looking for stop strings, and [`StreamTable`] holds many such
-//! streams. Everything works on byte-level tokenizers (`tokenizer.json`); no Python here.
+#![doc = include_str!("../README.md")]
 
+mod align;
 mod batch;
 mod decode;
 mod encode;
 mod error;
 mod fast;
 mod load;
+mod matcher;
 mod message_cache;
 mod options;
 mod parts;
+mod progress;
 mod reference;
 mod split;
 mod stop;
+mod stop_regex;
+#[doc(hidden)]
+pub mod testing;
 mod threads;
+mod utf8;
 mod vocab;
 
-pub use batch::{StreamTable, TokenBatch};
+pub use align::{AlignedToken, TokenAligner};
+pub use batch::{StreamEnd, StreamTable, TokenBatch};
 pub use decode::{Piece, StreamOptions, TextStream};
 pub use encode::Tokenizer;
 pub use error::TokenizerError;
+pub use matcher::Stop;
 pub use message_cache::CacheStats;
 pub use options::{Backend, TokenizerOptions};
 pub use stop::{StopSet, MAX_STOP_BYTES};
+pub use stop_regex::{StopRegex, MAX_HELD_REGEX_BYTES, MAX_STOP_REGEX_BYTES};
 pub use threads::PARALLEL_TEXT_BYTES;
 pub use vocab::TokenTable;

@@ -10,6 +10,17 @@ use std::collections::HashMap;
 pub const MAX_STOP_BYTES: usize = 64 * 1024;
 
 /// The compiled stop strings of a stream; several streams may share one.
+///
+/// ```
+/// use dsserve_tokenizer::StopSet;
+///
+/// # fn main() -> Result<(), dsserve_tokenizer::TokenizerError> {
+/// let stop = StopSet::new(vec!["\n\n".to_owned(), "END".to_owned()])?;
+/// assert!(stop.is_some());
+/// assert!(StopSet::new(vec![String::new()]).is_err());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct StopSet {
     patterns: Vec<String>,

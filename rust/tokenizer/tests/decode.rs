@@ -3,7 +3,9 @@
 
 mod common;
 
-use dsserve_tokenizer::{StopSet, StreamOptions, TextStream, TokenTable, Tokenizer};
+use dsserve_tokenizer::{
+    Stop, StopSet, StreamOptions, TextStream, TokenAligner, TokenTable, Tokenizer,
+};
 use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
 
@@ -29,6 +31,7 @@ fn options(stop: &[String], skip_special: bool, include_stop: bool) -> StreamOpt
         stop: StopSet::new(stop.to_vec()).unwrap().map(Arc::new),
         skip_special,
         include_stop,
+        ..StreamOptions::default()
     }
 }
 
@@ -195,6 +198,34 @@ proptest! {
     }
 
     #[test]
+    fn ranges_of_ids_cover_the_text(
+        (ids, ends) in split_ids(), skip_special: bool,
+    ) {
+        let whole = TOKENIZER.decode(&ids, skip_special);
+        let mut aligner = TokenAligner::new(Arc::clone(TOKENIZER.table()), skip_special);
+        let mut tokens = Vec::new();
+        let mut start = 0;
+        for end in ends {
+            tokens.extend(aligner.push(&ids[start..end]));
+            start = end;
+        }
+        let tail = aligner.finish();
+        prop_assert_eq!(tail.end, whole.len() as u64);
+        let mut last_end = 0;
+        for (index, token) in tokens.iter().enumerate() {
+            prop_assert_eq!(token.id, ids[index]);
+            prop_assert_eq!(token.text.start, last_end);
+            last_end = token.text.end;
+            // What is certain after this id ends where its range does.
+            let (certain, _) = decided(&bytes_of(&ids[..=index], skip_special));
+            prop_assert_eq!(token.text.end, certain.len() as u64);
+            let before = usize::try_from(token.text.start).unwrap();
+            prop_assert_eq!(token.first_char, whole[..before].chars().count() as u64);
+        }
+        prop_assert_eq!(tail.start, last_end);
+    }
+
+    #[test]
     fn text_stops_at_the_first_complete_stop_string(
         (ids, ends) in split_ids(), stops in stops(), include_stop: bool, skip_special: bool,
     ) {
@@ -237,7 +268,8 @@ proptest! {
                 prop_assert_eq!(tail.emitted_tokens as usize, ids.len());
             }
             Some((pattern, at, end)) => {
-                prop_assert_eq!(tail.stop, Some(pattern));
+                prop_assert_eq!(tail.stop, Some(Stop::String(pattern)));
+                prop_assert_eq!(stream.stop_text(), Some(stops[pattern].as_str()));
                 prop_assert_eq!(&text, &whole[..if include_stop { end } else { at }]);
                 // The fewest ids whose certain text holds the match; all if the end brought it.
                 let kept = (0..=ids.len())

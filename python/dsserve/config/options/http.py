@@ -57,7 +57,8 @@ class HttpOptions:
     )
     tokenizer_backend: str = option(
         "auto",
-        "Which encoder is used.",
+        "Which encoder is used: huggingface is the reference, fastokens the fast one (same ids); auto "
+        "takes the fast one where it knows the tokenizer's split pattern.",
         since=1,
         choices={"auto": 1, "huggingface": 1, "fastokens": 4},
     )

@@ -27,6 +27,7 @@ from dsserve.entrypoints.openai.urgency import urgency_of
 from dsserve.entrypoints.sse import EventBuffer, EventStreamResponse, event, until_disconnect
 from dsserve.entrypoints.state import ServerState, state_of
 from dsserve.errors import InvalidRequest
+from dsserve.frontend.detokenize import TextOptions
 from dsserve.frontend.output import usage
 
 if TYPE_CHECKING:
@@ -98,7 +99,16 @@ async def _prepare(
         frame=frame,
         texts=texts,
         prompts=prompts,
-        generation=Generation(state, requests, names=frame.names),
+        generation=Generation(state, requests, names=frame.names, text=_text_options(body)),
+    )
+
+
+def _text_options(body: CompletionBody) -> TextOptions:
+    return TextOptions(
+        stop=body.stop_strings(),
+        stop_regex=body.stop_patterns(),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop=body.keeps_stop(),
     )
 
 
@@ -165,41 +175,35 @@ class _Call:
             self.generation.close()
 
     async def _complete(self, index: int, choice: Choice) -> dict[str, Any]:
-        text = TextChoice(choice, self.state.detokenizer, self.body)
-        try:
-            pieces = [self._echo(index)]
-            async for delta in choice:
-                piece, _ = await text.push(delta)
-                pieces.append(piece)
-            token_ids = text.token_ids if self.body.return_token_ids else None
-            value = choice_object(index, "".join(pieces), text, token_ids=token_ids)
-            return value | self._prompt_ids(index)
-        finally:
-            text.close()
+        text = TextChoice(choice, self.body)
+        pieces = [self._echo(index)]
+        async for delta in choice:
+            piece, _ = await text.push(delta)
+            pieces.append(piece)
+        token_ids = text.token_ids if self.body.return_token_ids else None
+        value = choice_object(index, "".join(pieces), text, token_ids=token_ids)
+        return value | self._prompt_ids(index)
 
     async def _stream(self, index: int, choice: Choice, buffer: EventBuffer) -> None:
-        text = TextChoice(choice, self.state.detokenizer, self.body)
-        try:
-            pending, ids, is_first = self._echo(index), [], True
-            num_pending = self.state.config.stream_interval  # the first token goes out at once
-            async for delta in choice:
-                piece, fresh = await text.push(delta)
-                pending += piece
-                ids += fresh
-                num_pending += len(fresh)
-                is_due = num_pending >= self.state.config.stream_interval and (
-                    pending or self.body.return_token_ids
-                )
-                if not is_due and text.finish_reason is None:
-                    continue
-                token_ids = ids if self.body.return_token_ids else None
-                value = choice_object(index, pending, text, token_ids=token_ids)
-                if is_first:
-                    value |= self._prompt_ids(index)
-                await buffer.push(event(self._chunk(value, choice)))
-                pending, ids, is_first, num_pending = "", [], False, 0
-        finally:
-            text.close()
+        text = TextChoice(choice, self.body)
+        pending, ids, is_first = self._echo(index), [], True
+        num_pending = self.state.config.stream_interval  # the first token goes out at once
+        async for delta in choice:
+            piece, fresh = await text.push(delta)
+            pending += piece
+            ids += fresh
+            num_pending += len(fresh)
+            is_due = num_pending >= self.state.config.stream_interval and (
+                pending or self.body.return_token_ids
+            )
+            if not is_due and text.finish_reason is None:
+                continue
+            token_ids = ids if self.body.return_token_ids else None
+            value = choice_object(index, pending, text, token_ids=token_ids)
+            if is_first:
+                value |= self._prompt_ids(index)
+            await buffer.push(event(self._chunk(value, choice)))
+            pending, ids, is_first, num_pending = "", [], False, 0
 
     def _chunk(self, value: dict[str, Any], choice: Choice) -> dict[str, Any]:
         chunk = self.frame.wrap(_KIND, [value])

@@ -43,7 +43,6 @@ COMMON: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "guided_grammar": ((), _NO_GRAMMAR),
     "guided_decoding_backend": ((), _NO_GRAMMAR),
     "tool_grammar": ((), _NO_GRAMMAR),
-    "stop_regex": ((), _NOT_YET),
     # Scheduling and routing.
     "speculative": ((), _NOT_YET),
     "data_parallel_rank": ((0,), _NOT_YET),
@@ -91,6 +90,7 @@ COMPLETION: Final = COMMON | {
 }
 
 CHAT: Final = COMMON | {
+    "stop_regex": ((), "only completions have stop patterns"),
     "logprobs": ((False,), _NO_LOGPROBS),
     "top_logprobs": ((0,), _NO_LOGPROBS),
     "best_of": ((1,), "ask for 'n' answers and choose"),

@@ -22,6 +22,8 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 
+MAX_STOP_PATTERN_LENGTH = 1024
+StopPattern = Annotated[str, Field(min_length=1, max_length=MAX_STOP_PATTERN_LENGTH)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, le=2**32 - 1)]
 # The first wrong element ends the check: a prompt may have a million of them.
@@ -140,6 +142,28 @@ class CompletionBody(GenerationBody):
     )
     echo: bool | None = False
     add_special_tokens: bool | None = True
+    stop_regex: StopPattern | list[StopPattern] | None = Field(
+        None, description="Patterns that stop the text where a match is complete."
+    )
+
+    @field_validator("stop_regex", mode="wrap")
+    @classmethod
+    def _check_stop_regex(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        patterns = _or_one_message(
+            value,
+            handler,
+            f"must be a pattern of 1 to {MAX_STOP_PATTERN_LENGTH} characters or a list of such "
+            "patterns",
+        )
+        if isinstance(patterns, list) and len(patterns) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop patterns, not {len(patterns)}")
+        return patterns
+
+    def stop_patterns(self) -> list[str]:
+        """Return the stop patterns as a list."""
+        if self.stop_regex is None:
+            return []
+        return [self.stop_regex] if isinstance(self.stop_regex, str) else list(self.stop_regex)
 
     @field_validator("prompt", mode="wrap")
     @classmethod

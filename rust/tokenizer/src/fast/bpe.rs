@@ -6,13 +6,18 @@
 //! no other way leads through it. The work is linear in the text, whatever the text is.
 
 use super::merges::Merges;
+use super::seams::Seams;
 use super::trie::Trie;
 
 /// Encodes pieces; needs one bit of memory a byte besides the ids.
 pub(crate) struct Bpe {
     merges: Merges,
     trie: Trie,
+    seams: Seams,
 }
+
+/// A token that the text goes on with, and its length.
+type Candidate = (u32, usize);
 
 /// Memory that is used again for the next piece.
 #[derive(Default)]
@@ -22,11 +27,14 @@ pub(crate) struct Scratch {
 }
 
 impl Bpe {
-    pub(crate) fn new(merges: Merges) -> Self {
-        Self {
-            trie: Trie::build(&merges),
+    /// # Errors
+    /// That the vocabulary is too large.
+    pub(crate) fn new(merges: Merges) -> Result<Self, String> {
+        Ok(Self {
+            trie: Trie::build(&merges)?,
+            seams: Seams::of(&merges),
             merges,
-        }
+        })
     }
 
     /// Appends the ids of `piece` to `out`.
@@ -35,37 +43,45 @@ impl Bpe {
             return;
         }
         let first = out.len();
-        let longest = self.trie.longest(piece);
-        if self.merges.bytes(longest).len() == piece.len() {
+        let (longest, len) = self.trie.longest(piece);
+        if len == piece.len() {
             out.push(self.merges.id(longest));
             return;
         }
         scratch.dead.clear();
         scratch.dead.resize(piece.len() / 64 + 1, 0);
-        self.walk(piece, longest, &mut scratch.dead, first, out);
+        self.walk(piece, (longest, len), &mut scratch.dead, first, out);
         for token in &mut out[first..] {
             *token = self.merges.id(*token);
         }
     }
 
     /// Appends the tokens of `piece`, by rank.
-    fn walk(&self, piece: &[u8], longest: u32, dead: &mut [u64], first: usize, out: &mut Vec<u32>) {
+    fn walk(
+        &self,
+        piece: &[u8],
+        longest: Candidate,
+        dead: &mut [u64],
+        first: usize,
+        out: &mut Vec<u32>,
+    ) {
         let mut at = 0;
         let mut candidate = Some(longest);
         while at < piece.len() {
+            // Where no merge reaches over, any token may follow any other.
             let last = out[first..].last().copied();
-            let fitting = self.fitting(candidate, last, at, dead);
-            if let Some(token) = fitting {
+            let last = last.filter(|_| !self.seams.is_clear(piece, at));
+            if let Some((token, len)) = self.fitting(candidate, last, at, dead) {
                 out.push(token);
-                at += self.merges.bytes(token).len();
+                at += len;
                 if at < piece.len() {
                     candidate = Some(self.trie.longest(&piece[at..]));
                 }
             } else {
                 let last = out.pop().expect("the empty text has an encoding");
                 dead[at / 64] |= 1 << (at % 64);
-                at -= self.merges.bytes(last).len();
-                candidate = self.trie.shorter(last);
+                at -= self.merges.token_len(last);
+                candidate = self.shorter(last);
             }
         }
     }
@@ -73,19 +89,24 @@ impl Bpe {
     /// The longest of `candidate` and the shorter ones that may follow `last` at `at`.
     fn fitting(
         &self,
-        mut candidate: Option<u32>,
+        mut candidate: Option<Candidate>,
         last: Option<u32>,
         at: usize,
         dead: &[u64],
-    ) -> Option<u32> {
-        while let Some(token) = candidate {
-            let end = at + self.merges.bytes(token).len();
+    ) -> Option<Candidate> {
+        while let Some((token, len)) = candidate {
+            let end = at + len;
             let is_dead = dead[end / 64] >> (end % 64) & 1 == 1;
             if !is_dead && last.is_none_or(|last| self.merges.may_follow(last, token)) {
-                return Some(token);
+                return candidate;
             }
-            candidate = self.trie.shorter(token);
+            candidate = self.shorter(token);
         }
         None
+    }
+
+    fn shorter(&self, token: u32) -> Option<Candidate> {
+        let shorter = self.trie.shorter(token)?;
+        Some((shorter, self.merges.token_len(shorter)))
     }
 }

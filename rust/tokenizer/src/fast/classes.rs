@@ -31,6 +31,7 @@ const BLOCK_LEN: usize = 256;
 
 /// Blocks of 256 code points, equal ones stored once.
 struct Table {
+    ascii: [Kind; 128],
     /// Block of each code point / 256; beyond the last one everything is [`Class::Other`].
     block_of: Vec<u8>,
     blocks: Vec<[Kind; BLOCK_LEN]>,
@@ -39,6 +40,14 @@ struct Table {
 const OTHER: Kind = Kind {
     class: Class::Other,
     is_cjk: false,
+};
+
+const FIRST_IDEOGRAPH: u32 = 0x4E00;
+const LAST_IDEOGRAPH: u32 = 0x9FA5;
+
+const IDEOGRAPH: Kind = Kind {
+    class: Class::Letter,
+    is_cjk: true,
 };
 
 static TABLE: LazyLock<Table> = LazyLock::new(Table::build);
@@ -65,10 +74,7 @@ impl Classes {
         let bytes = text.as_bytes();
         let first = bytes[at];
         if first < 0x80 {
-            return (
-                self.0.blocks[usize::from(self.0.block_of[0])][usize::from(first)],
-                1,
-            );
+            return (self.0.ascii[usize::from(first)], 1);
         }
         let next = |index: usize| u32::from(bytes[at + index] & 0x3F);
         let (code, len) = if first < 0xE0 {
@@ -79,6 +85,10 @@ impl Classes {
             let head = u32::from(first & 0x07) << 18 | next(1) << 12;
             (head | next(2) << 6 | next(3), 4)
         };
+        // Most characters above ASCII are these, and they need no table.
+        if (FIRST_IDEOGRAPH..=LAST_IDEOGRAPH).contains(&code) {
+            return (IDEOGRAPH, len);
+        }
         (char::from_u32(code).map_or(OTHER, |c| self.of(c)), len)
     }
 }
@@ -104,13 +114,14 @@ impl Table {
         for end in ['\r', '\n'] {
             kinds[end as usize].class = Class::Newline;
         }
-        for (first, last) in [('\u{4E00}', '\u{9FA5}'), ('\u{3040}', '\u{30FF}')] {
+        for (first, last) in [(FIRST_IDEOGRAPH, LAST_IDEOGRAPH), (0x3040, 0x30FF)] {
             for kind in &mut kinds[first as usize..=last as usize] {
                 kind.is_cjk = true;
             }
         }
         let used = kinds.iter().rposition(|kind| *kind != OTHER).unwrap_or(0) + 1;
         let mut table = Self {
+            ascii: std::array::from_fn(|code| kinds[code]),
             block_of: Vec::new(),
             blocks: Vec::new(),
         };

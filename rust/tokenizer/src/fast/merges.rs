@@ -10,21 +10,27 @@ use std::collections::HashMap;
 
 pub(crate) const NUM_BYTES: u32 = 256;
 const FREE: u64 = u64::MAX;
+/// Longer tokens do not occur; lengths up to here fit a byte.
+const MAX_TOKEN_BYTES: u32 = 255;
+/// Marks a half of a token: the token itself is the left, and the right half of some merge.
+const IS_HALF: u32 = 1 << 31;
+/// Bits of the filter for each slot of the table.
+const FILTER_BITS: usize = 8;
 
 /// The merges of a vocabulary in which every token but the bytes comes from exactly one merge of
 /// earlier tokens, as training leaves it.
 pub(crate) struct Merges {
-    /// The two tokens a token is made of; a byte is made of itself.
+    /// The two tokens a token is made of; a byte is made of itself. With [`IS_HALF`].
     halves: Vec<(u32, u32)>,
     /// What the vocabulary calls a token.
     ids: Vec<u32>,
+    /// What the ids of merges are ahead of their ranks, if that is the same for all.
+    id_shift: Option<u32>,
+    lens: Vec<u32>,
     bytes: Vec<u8>,
     /// `bytes[ends[t - 1]..ends[t]]` belongs to token `t`.
     ends: Vec<u32>,
     pairs: PairTable,
-    /// Whether a token is the left, and the right half of some merge.
-    is_left: Vec<bool>,
-    is_right: Vec<bool>,
 }
 
 impl Merges {
@@ -63,7 +69,15 @@ impl Merges {
             }
             merges.add(left_rank, right_rank, id)?;
         }
+        merges.id_shift = merges.shift();
         Ok(merges)
+    }
+
+    fn shift(&self) -> Option<u32> {
+        let shift = self.ids.get(NUM_BYTES as usize)?.checked_sub(NUM_BYTES)?;
+        let is_same = (NUM_BYTES..self.len())
+            .all(|token| self.ids[token as usize].checked_sub(token) == Some(shift));
+        is_same.then_some(shift)
     }
 
     fn of_bytes(vocabulary: &serde_json::Map<String, Value>) -> Result<Self, String> {
@@ -75,11 +89,11 @@ impl Merges {
         Ok(Self {
             halves: (0..NUM_BYTES).map(|byte| (byte, byte)).collect(),
             ids,
+            id_shift: None,
+            lens: vec![1; NUM_BYTES as usize],
             bytes: (0..=255).collect(),
             ends: (1..=NUM_BYTES).collect(),
             pairs: PairTable::with_capacity(0),
-            is_left: vec![false; NUM_BYTES as usize],
-            is_right: vec![false; NUM_BYTES as usize],
         })
     }
 
@@ -91,12 +105,15 @@ impl Merges {
         }
         let end = u32::try_from(self.bytes.len()).map_err(|_| "its tokens are too long")?;
         self.ends.push(end);
+        let len = self.lens[left as usize] + self.lens[right as usize];
+        if len > MAX_TOKEN_BYTES {
+            return Err(format!("it has a token of {len} bytes"));
+        }
+        self.lens.push(len);
         self.halves.push((left, right));
         self.ids.push(id);
-        self.is_left.push(false);
-        self.is_right.push(false);
-        self.is_left[left as usize] = true;
-        self.is_right[right as usize] = true;
+        self.halves[left as usize].0 |= IS_HALF;
+        self.halves[right as usize].1 |= IS_HALF;
         self.pairs.insert(left, right, rank);
         Ok(())
     }
@@ -106,7 +123,23 @@ impl Merges {
     }
 
     pub(crate) fn id(&self, token: u32) -> u32 {
+        if token >= NUM_BYTES {
+            if let Some(shift) = self.id_shift {
+                return token + shift;
+            }
+        }
         self.ids[token as usize]
+    }
+
+    /// The two tokens that a token is made of.
+    pub(crate) fn halves(&self, token: u32) -> (u32, u32) {
+        let (left, right) = self.halves[token as usize];
+        (left & !IS_HALF, right & !IS_HALF)
+    }
+
+    /// Bytes of a token.
+    pub(crate) fn token_len(&self, token: u32) -> usize {
+        self.lens[token as usize] as usize
     }
 
     pub(crate) fn bytes(&self, token: u32) -> &[u8] {
@@ -124,7 +157,7 @@ impl Merges {
 
     /// Whether the encoding of a token's bytes is that token; some cannot come out of any text.
     pub(crate) fn is_reachable(&self, token: u32, is_reachable: &[bool]) -> bool {
-        let (left, right) = self.halves[token as usize];
+        let (left, right) = self.halves(token);
         token < NUM_BYTES
             || (is_reachable[left as usize]
                 && is_reachable[right as usize]
@@ -144,8 +177,9 @@ impl Merges {
         // Rules from here on come too late: one of the two is part of something else by then.
         let mut limit = end;
         loop {
-            if self.is_left[left as usize]
-                && self.is_right[right as usize]
+            let (left_halves, right_halves) =
+                (self.halves[left as usize], self.halves[right as usize]);
+            if left_halves.0 & right_halves.1 & IS_HALF != 0
                 && self.pairs.get(left, right).is_some_and(|made| made < limit)
             {
                 return false;
@@ -156,14 +190,14 @@ impl Merges {
                     return true;
                 }
                 limit = left;
-                left = self.halves[left as usize].1;
+                left = left_halves.1 & !IS_HALF;
             } else {
                 if right < NUM_BYTES {
                     return true;
                 }
                 // A rule that made both this token and one at the seam works at the seam first.
                 limit = right + 1;
-                right = self.halves[right as usize].0;
+                right = right_halves.0 & !IS_HALF;
             }
         }
     }
@@ -226,6 +260,8 @@ fn id_rank(len: usize) -> u32 {
 struct PairTable {
     keys: Vec<u64>,
     made: Vec<u32>,
+    /// One bit for each hash: most pairs are in no rule, and this is small enough to stay near.
+    filter: Vec<u64>,
 }
 
 impl PairTable {
@@ -234,6 +270,7 @@ impl PairTable {
         Self {
             keys: vec![FREE; slots],
             made: vec![0; slots],
+            filter: vec![0; (slots * FILTER_BITS / 64).max(1)],
         }
     }
 
@@ -241,11 +278,23 @@ impl PairTable {
         let slot = self.slot(left, right);
         self.keys[slot] = key(left, right);
         self.made[slot] = made;
+        let (word, bit) = self.filter_bit(mix(key(left, right)));
+        self.filter[word] |= bit;
     }
 
     fn get(&self, left: u32, right: u32) -> Option<u32> {
+        let (word, bit) = self.filter_bit(mix(key(left, right)));
+        if self.filter[word] & bit == 0 {
+            return None;
+        }
         let slot = self.slot(left, right);
         (self.keys[slot] != FREE).then(|| self.made[slot])
+    }
+
+    fn filter_bit(&self, hash: u64) -> (usize, u64) {
+        let hash = hash >> 20;
+        let word = (hash >> 6) as usize % self.filter.len();
+        (word, 1 << (hash % 64))
     }
 
     /// Where the pair is, or would be.

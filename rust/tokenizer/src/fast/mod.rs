@@ -6,6 +6,7 @@ mod class_table;
 mod classes;
 pub(crate) mod hash;
 mod merges;
+mod seams;
 mod trie;
 mod word_cache;
 mod words;
@@ -74,7 +75,7 @@ impl FastEncoder {
         let added = AddedTokens::read(tokenizer, added_id)?;
         let merges = Merges::read(&tokenizer["model"])?;
         Ok(Self {
-            bpe: Bpe::new(merges),
+            bpe: Bpe::new(merges)?,
             pattern,
             added,
             workers: Mutex::new(Vec::new()),
@@ -86,8 +87,9 @@ impl FastEncoder {
         let mut worker = self.take_worker();
         let Worker { scratch, cache } = &mut worker;
         for word in Words::new(text, self.pattern) {
-            let word = word.as_bytes();
-            cache.encode(word, out, |out| self.bpe.encode(word, scratch, out));
+            cache.encode(text.as_bytes(), word, out, |word, out| {
+                self.bpe.encode(word, scratch, out);
+            });
         }
         let mut workers = self.lock();
         if workers.len() < MAX_KEPT_WORKERS {

@@ -1,4 +1,7 @@
 //! The longest token that a text begins with, as a double-array trie.
+//!
+//! Look-ups miss the processor's caches, so what matters is how few places one touches: a state is
+//! eight bytes, and a subtree with a single token is that token's remaining bytes in one piece.
 
 use super::merges::Merges;
 
@@ -6,33 +9,75 @@ const NONE: u32 = u32::MAX;
 const BLOCK: usize = 256;
 /// How many of the newest blocks are searched for room; older ones are nearly full.
 const OPEN_BLOCKS: usize = 8;
-const ROOT: u32 = 0;
+const ROOT: usize = 0;
+/// Limit on states and on bytes of tails: what fits a state's 24 bits.
+const MAX_OFFSET: usize = 1 << 24;
 
-/// A state of the trie: `base ^ byte` is where its child for `byte` would be.
+/// A state: the byte that leads to it, where its children are, and the token that ends here.
+///
+/// The child of a state for a byte is at `offset ^ byte`. No two states have the same offset, so the
+/// byte stored there tells whether it is that state's child.
 #[derive(Clone, Copy)]
-struct Node {
-    base: u32,
-    /// The state this one is a child of.
-    parent: u32,
-    /// The token that ends here.
-    token: u32,
-}
+struct Node(u64);
 
-const FREE: Node = Node {
-    base: NONE,
-    parent: NONE,
-    token: NONE,
-};
+impl Node {
+    const FREE: Self = Self(0);
+    const IS_USED: u64 = 1 << 8;
+    const IS_LEAF: u64 = 1 << 9;
+    const NO_TOKEN: u64 = (1 << 24) - 1;
+
+    fn new(byte: u8) -> Self {
+        Self(u64::from(byte) | Self::IS_USED | Self::NO_TOKEN << 40)
+    }
+
+    fn is_child_for(self, byte: u8) -> bool {
+        self.0 & 0x1FF == u64::from(byte) | Self::IS_USED
+    }
+
+    fn is_used(self) -> bool {
+        self.0 & Self::IS_USED != 0
+    }
+
+    /// Whether one token is left; its other bytes are a tail, at the offset.
+    fn is_leaf(self) -> bool {
+        self.0 & Self::IS_LEAF != 0
+    }
+
+    fn offset(self) -> usize {
+        usize::try_from(self.0 >> 16 & (MAX_OFFSET as u64 - 1)).expect("24 bits")
+    }
+
+    fn token(self) -> u32 {
+        let token = self.0 >> 40;
+        if token == Self::NO_TOKEN {
+            NONE
+        } else {
+            u32::try_from(token).expect("24 bits")
+        }
+    }
+
+    fn set_offset(&mut self, offset: usize) {
+        self.0 |= (offset as u64) << 16;
+    }
+
+    fn set_token(&mut self, token: u32) {
+        self.0 = self.0 & ((1 << 40) - 1) | u64::from(token) << 40;
+    }
+}
 
 /// All tokens that can come out of a text.
 pub(crate) struct Trie {
     nodes: Vec<Node>,
+    /// Each tail: its length, then its bytes.
+    tails: Vec<u8>,
     /// The longest token that a token begins with, itself excepted; [`NONE`] for single bytes.
     shorter: Vec<u32>,
 }
 
 impl Trie {
-    pub(crate) fn build(merges: &Merges) -> Self {
+    /// # Errors
+    /// That the vocabulary is too large for it.
+    pub(crate) fn build(merges: &Merges) -> Result<Self, String> {
         let mut is_reachable = Vec::with_capacity(merges.len() as usize);
         for token in 0..merges.len() {
             let reachable = merges.is_reachable(token, &is_reachable);
@@ -44,33 +89,43 @@ impl Trie {
         tokens.sort_unstable_by_key(|&token| merges.bytes(token));
         let mut builder = Builder {
             merges,
-            nodes: vec![FREE; BLOCK],
+            trie: Self {
+                nodes: vec![Node::FREE; BLOCK],
+                tails: Vec::new(),
+                shorter: vec![NONE; merges.len() as usize],
+            },
             room: vec![BLOCK - 1],
-            shorter: vec![NONE; merges.len() as usize],
+            is_offset_used: vec![false; BLOCK],
         };
-        builder.nodes[ROOT as usize].parent = ROOT;
+        builder.trie.nodes[ROOT] = Node::new(0);
         builder.build(&tokens);
-        Self {
-            nodes: builder.nodes,
-            shorter: builder.shorter,
+        let Builder { trie, .. } = builder;
+        if trie.nodes.len().max(trie.tails.len()) >= MAX_OFFSET || tokens.len() >= MAX_OFFSET {
+            return Err("its vocabulary is too large".to_owned());
         }
+        Ok(trie)
     }
 
-    /// The longest token at the beginning of `bytes`, which are not empty.
-    pub(crate) fn longest(&self, bytes: &[u8]) -> u32 {
-        let mut longest = NONE;
-        let mut at = ROOT;
-        for &byte in bytes {
-            let next = self.nodes[at as usize].base ^ u32::from(byte);
-            let Some(node) = self.nodes.get(next as usize) else {
-                break;
+    /// The longest token at the beginning of `bytes`, which are not empty, and its length.
+    pub(crate) fn longest(&self, bytes: &[u8]) -> (u32, usize) {
+        let mut longest = (NONE, 0);
+        let mut node = self.nodes[ROOT];
+        for (depth, &byte) in bytes.iter().enumerate() {
+            node = match self.nodes.get(node.offset() ^ usize::from(byte)) {
+                Some(next) if next.is_child_for(byte) => *next,
+                _ => break,
             };
-            if node.parent != at || next == ROOT {
+            if node.is_leaf() {
+                let at = node.offset();
+                let len = usize::from(self.tails[at]);
+                let tail = &self.tails[at + 1..at + 1 + len];
+                if bytes[depth + 1..].starts_with(tail) {
+                    longest = (node.token(), depth + 1 + len);
+                }
                 break;
             }
-            at = next;
-            if node.token != NONE {
-                longest = node.token;
+            if node.token() != NONE {
+                longest = (node.token(), depth + 1);
             }
         }
         longest
@@ -84,10 +139,10 @@ impl Trie {
 
 struct Builder<'a> {
     merges: &'a Merges,
-    nodes: Vec<Node>,
+    trie: Trie,
     /// Free states of each block.
     room: Vec<usize>,
-    shorter: Vec<u32>,
+    is_offset_used: Vec<bool>,
 }
 
 /// Sorted tokens that share their first `depth` bytes, and the state for those.
@@ -95,7 +150,7 @@ struct Range {
     first: usize,
     last: usize,
     depth: usize,
-    state: u32,
+    state: usize,
     /// The longest token among the prefixes so far.
     longest: u32,
 }
@@ -111,16 +166,30 @@ impl Builder<'_> {
         }];
         while let Some(mut range) = open.pop() {
             let head = tokens[range.first];
+            if range.last - range.first == 1 && range.state != ROOT {
+                self.add_leaf(head, &range);
+                continue;
+            }
             if self.merges.bytes(head).len() == range.depth {
-                self.nodes[range.state as usize].token = head;
-                self.shorter[head as usize] = range.longest;
+                self.trie.nodes[range.state].set_token(head);
+                self.trie.shorter[head as usize] = range.longest;
                 range.longest = head;
                 range.first += 1;
             }
-            if range.first < range.last {
-                self.add_children(tokens, &range, &mut open);
-            }
+            self.add_children(tokens, &range, &mut open);
         }
+    }
+
+    fn add_leaf(&mut self, token: u32, range: &Range) {
+        let tail = &self.merges.bytes(token)[range.depth..];
+        let node = &mut self.trie.nodes[range.state];
+        self.trie.shorter[token as usize] = range.longest;
+        node.set_token(token);
+        node.0 |= Node::IS_LEAF;
+        node.set_offset(self.trie.tails.len());
+        let len = u8::try_from(tail.len()).expect("checked when the merges were read");
+        self.trie.tails.push(len);
+        self.trie.tails.extend_from_slice(tail);
     }
 
     fn add_children(&mut self, tokens: &[u32], range: &Range, open: &mut Vec<Range>) {
@@ -132,12 +201,13 @@ impl Builder<'_> {
                 children.push((byte, index));
             }
         }
-        let base = self.find_base(&children);
-        self.nodes[range.state as usize].base = base;
+        let offset = self.find_offset(&children);
+        self.is_offset_used[offset] = true;
+        self.trie.nodes[range.state].set_offset(offset);
         for (position, &(byte, first)) in children.iter().enumerate() {
-            let state = base ^ u32::from(byte);
-            self.nodes[state as usize].parent = range.state;
-            self.room[state as usize / BLOCK] -= 1;
+            let state = offset ^ usize::from(byte);
+            self.trie.nodes[state] = Node::new(byte);
+            self.room[state / BLOCK] -= 1;
             open.push(Range {
                 first,
                 last: children
@@ -150,31 +220,29 @@ impl Builder<'_> {
         }
     }
 
-    /// A base with room for all children.
-    fn find_base(&mut self, children: &[(u8, usize)]) -> u32 {
+    /// An offset with room for all children that no other state has.
+    fn find_offset(&mut self, children: &[(u8, usize)]) -> usize {
         let num_blocks = self.room.len();
         for block in num_blocks.saturating_sub(OPEN_BLOCKS)..num_blocks {
-            let range = if self.room[block] < children.len() {
-                0..0
-            } else {
-                0..BLOCK
+            if self.room[block] < children.len() {
+                continue;
+            }
+            let has_room = |offset: usize| {
+                !self.is_offset_used[offset]
+                    && children
+                        .iter()
+                        .all(|&(byte, _)| !self.trie.nodes[offset ^ usize::from(byte)].is_used())
             };
-            for low in range {
-                let base = block * BLOCK + low;
-                let has_room = children
-                    .iter()
-                    .all(|&(byte, _)| self.nodes[base ^ usize::from(byte)].parent == NONE);
-                if has_room {
-                    return to_state(base);
-                }
+            if let Some(offset) =
+                (block * BLOCK..(block + 1) * BLOCK).find(|&offset| has_room(offset))
+            {
+                return offset;
             }
         }
-        self.nodes.resize(self.nodes.len() + BLOCK, FREE);
+        let len = self.trie.nodes.len();
+        self.trie.nodes.resize(len + BLOCK, Node::FREE);
+        self.is_offset_used.resize(len + BLOCK, false);
         self.room.push(BLOCK);
-        to_state(num_blocks * BLOCK)
+        len
     }
-}
-
-fn to_state(index: usize) -> u32 {
-    u32::try_from(index).expect("a vocabulary has fewer than 2^32 prefixes")
 }

@@ -1,78 +1,235 @@
-//! Ids of words seen before: one fixed table, a new word replaces what was in its place.
+//! Ids of words seen before.
+//!
+//! Words are kept in the order in which they were seen first. Frequent words come early in any text, so
+//! the entries that are used most lie side by side, and in the nearest caches. When the cache is full it
+//! starts anew.
 
-use super::hash::hash_bytes;
+use super::hash::mix;
+use std::ops::Range;
 
 /// Longer words, and words of more ids, are not kept.
 const MAX_WORD_BYTES: usize = 31;
-const MAX_WORD_IDS: usize = 7;
-const NUM_ENTRIES: usize = 1 << 14;
+const MAX_IDS: usize = 7;
+/// Words up to this length and number of ids take half the room.
+const MAX_SHORT_BYTES: usize = 15;
+const MAX_SHORT_IDS: usize = 3;
 
-/// 64 bytes: one cache line.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct Entry {
-    ids: [u32; MAX_WORD_IDS],
-    word: [u8; MAX_WORD_BYTES],
-    word_len: u8,
-    num_ids: u8,
-}
+const MAX_SHORT_WORDS: usize = 1 << 15;
+const MAX_LONG_WORDS: usize = 1 << 12;
 
-/// A cache of 1 MiB that one thread uses at a time.
+/// A cache of at most 2 MiB that one thread uses at a time.
+#[derive(Default)]
 pub(crate) struct WordCache {
-    entries: Vec<Entry>,
+    short: Table<2, MAX_SHORT_IDS>,
+    long: Table<4, MAX_IDS>,
 }
 
-impl Default for WordCache {
+/// Words of up to 8 * `WORDS` - 1 bytes and `IDS` ids.
+struct Table<const WORDS: usize, const IDS: usize> {
+    /// Index of an entry plus one, by hash; open addressing.
+    slots: Vec<u32>,
+    entries: Vec<Entry<WORDS, IDS>>,
+}
+
+impl<const WORDS: usize, const IDS: usize> Default for Table<WORDS, IDS> {
     fn default() -> Self {
-        let empty = Entry {
-            ids: [0; MAX_WORD_IDS],
-            word: [0; MAX_WORD_BYTES],
-            word_len: 0,
-            num_ids: 0,
-        };
         Self {
-            entries: vec![empty; NUM_ENTRIES],
+            slots: Vec::new(),
+            entries: Vec::new(),
         }
     }
 }
 
+/// The bytes of a word, zeros, and its length in the last byte; then its ids.
+struct Entry<const WORDS: usize, const IDS: usize> {
+    key: [u64; WORDS],
+    ids: [u32; IDS],
+    num_ids: u32,
+}
+
 impl WordCache {
-    /// Appends the ids of `word`, which are those that `encode` appends.
+    /// Appends the ids of the word in `text`, which are those that `encode` appends.
     pub(crate) fn encode(
         &mut self,
-        word: &[u8],
+        text: &[u8],
+        word: Range<usize>,
+        out: &mut Vec<u32>,
+        encode: impl FnOnce(&[u8], &mut Vec<u32>),
+    ) {
+        if word.len() <= MAX_SHORT_BYTES {
+            let key = key::<2>(text, &word);
+            self.short.encode(key, MAX_SHORT_WORDS, out, |out| {
+                encode(&text[word], out);
+            });
+        } else if word.len() <= MAX_WORD_BYTES {
+            let key = key::<4>(text, &word);
+            self.long.encode(key, MAX_LONG_WORDS, out, |out| {
+                encode(&text[word], out);
+            });
+        } else {
+            encode(&text[word], out);
+        }
+    }
+}
+
+impl<const WORDS: usize, const IDS: usize> Table<WORDS, IDS> {
+    fn encode(
+        &mut self,
+        key: [u64; WORDS],
+        max_words: usize,
         out: &mut Vec<u32>,
         encode: impl FnOnce(&mut Vec<u32>),
     ) {
-        if word.len() > MAX_WORD_BYTES {
-            encode(out);
-            return;
+        if self.slots.is_empty() {
+            self.slots.resize(max_words * 2, 0);
         }
-        let entry = &mut self.entries[slot(word)];
-        if usize::from(entry.word_len) == word.len() && entry.word[..word.len()] == *word {
-            out.extend_from_slice(&entry.ids[..usize::from(entry.num_ids)]);
-            return;
+        let mask = self.slots.len() - 1;
+        let mut slot = hash(&key) & mask;
+        while self.slots[slot] != 0 {
+            let entry = &self.entries[self.slots[slot] as usize - 1];
+            if entry.key == key {
+                if entry.num_ids == 1 {
+                    out.push(entry.ids[0]);
+                } else {
+                    out.extend_from_slice(&entry.ids[..entry.num_ids as usize]);
+                }
+                return;
+            }
+            slot = (slot + 1) & mask;
         }
         let first = out.len();
         encode(out);
         let ids = &out[first..];
-        if ids.len() <= MAX_WORD_IDS {
-            entry.ids[..ids.len()].copy_from_slice(ids);
-            entry.word[..word.len()].copy_from_slice(word);
-            entry.num_ids = to_u8(ids.len());
-            entry.word_len = to_u8(word.len());
+        if ids.len() > IDS {
+            return;
         }
+        if self.entries.len() == max_words {
+            self.slots.fill(0);
+            self.entries.clear();
+            slot = hash(&key) & mask;
+        }
+        let mut kept = [0; IDS];
+        kept[..ids.len()].copy_from_slice(ids);
+        self.entries.push(Entry {
+            key,
+            ids: kept,
+            num_ids: to_u32(ids.len()),
+        });
+        self.slots[slot] = to_u32(self.entries.len());
     }
 }
+
+fn key<const WORDS: usize>(text: &[u8], word: &Range<usize>) -> [u64; WORDS] {
+    let len = word.len();
+    let window = text.get(word.start..word.start + WORDS * 8);
+    let mut padded = [0u8; MAX_WORD_BYTES + 1];
+    let bytes = window.unwrap_or_else(|| {
+        padded[..len].copy_from_slice(&text[word.clone()]);
+        &padded
+    });
+    let mut key = [0u64; WORDS];
+    for (index, (value, chunk)) in key.iter_mut().zip(bytes.chunks_exact(8)).enumerate() {
+        let whole = u64::from_le_bytes([
+            chunk[0], chunk[1], chunk[2], chunk[3], chunk[4], chunk[5], chunk[6], chunk[7],
+        ]);
+        // What follows the word is masked away.
+        *value = whole & MASKS[len.saturating_sub(index * 8).min(8)];
+    }
+    key[WORDS - 1] |= (len as u64) << 56;
+    key
+}
+
+/// The lowest n bytes.
+const MASKS: [u64; 9] = [
+    0,
+    0xFF,
+    0xFFFF,
+    0x00FF_FFFF,
+    0xFFFF_FFFF,
+    0x00FF_FFFF_FFFF,
+    0xFFFF_FFFF_FFFF,
+    0x00FF_FFFF_FFFF_FFFF,
+    u64::MAX,
+];
 
 #[expect(
     clippy::cast_possible_truncation,
     reason = "only the low bits of the hash choose a slot"
 )]
-fn slot(word: &[u8]) -> usize {
-    hash_bytes(0, word) as usize % NUM_ENTRIES
+fn hash<const WORDS: usize>(key: &[u64; WORDS]) -> usize {
+    key.iter().fold(0, |state, &value| mix(state ^ value)) as usize
 }
 
-fn to_u8(len: usize) -> u8 {
-    u8::try_from(len).expect("words are shorter than 32 bytes")
+fn to_u32(len: usize) -> u32 {
+    u32::try_from(len).expect("the cache is small")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_different_words_differ_wherever_they_stand() {
+        let words = [
+            "",
+            "a",
+            "a\0",
+            "\0",
+            "\0\0",
+            "abcdefgh",
+            "abcdefghi",
+            "abcdefghijklmno",
+        ];
+        let mut keys = Vec::new();
+        for word in words {
+            let alone = key::<2>(word.as_bytes(), &(0..word.len()));
+            let inside = format!("<{word}>{}", "x".repeat(40));
+            assert_eq!(alone, key(inside.as_bytes(), &(1..1 + word.len())));
+            assert!(!keys.contains(&alone), "{word:?}");
+            keys.push(alone);
+        }
+    }
+
+    #[test]
+    fn a_word_is_encoded_once_and_a_large_one_each_time() {
+        let mut cache = WordCache::default();
+        let [long, longer] = [20, 32].map(|len| "x".repeat(len));
+        for (word, num_ids, num_calls) in [
+            ("ab", 1, 1),
+            ("cd", 3, 1),
+            ("ef", 4, 3),
+            (&long, 7, 1),
+            (&long[1..], 8, 3),
+            (&longer, 1, 3),
+        ] {
+            let mut calls = 0;
+            for _ in 0..3 {
+                let mut out = vec![9];
+                cache.encode(word.as_bytes(), 0..word.len(), &mut out, |given, out| {
+                    assert_eq!(given, word.as_bytes());
+                    calls += 1;
+                    out.extend(0..num_ids);
+                });
+                assert_eq!(out, [vec![9], (0..num_ids).collect()].concat());
+            }
+            assert_eq!(calls, num_calls, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_full_cache_starts_anew() {
+        let mut cache = WordCache::default();
+        let num_words = u32::try_from(MAX_SHORT_WORDS * 2 + 10).unwrap();
+        for round in 0..2 {
+            for number in 0..num_words {
+                let word = number.to_string();
+                let mut out = Vec::new();
+                cache.encode(word.as_bytes(), 0..word.len(), &mut out, |_, out| {
+                    out.push(number);
+                });
+                assert_eq!(out, [number], "{round}");
+            }
+            assert!(cache.short.entries.len() <= MAX_SHORT_WORDS);
+        }
+    }
 }

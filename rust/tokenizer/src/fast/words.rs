@@ -1,6 +1,7 @@
 //! Cuts text into the pieces that merges never cross, as the split patterns of `tokenizer.json` do.
 
 use super::classes::{Class, Classes, Kind};
+use std::ops::Range;
 
 /// A split pattern known here; [`crate::split`] recognises it in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +47,17 @@ impl<'a> Words<'a> {
 
     /// End of the piece of the released pattern that starts at `start`.
     fn deepseek_end(&self, start: usize, max_digits: usize) -> Option<usize> {
+        let bytes = self.text.as_bytes();
+        let is_ascii_letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
+        // Most pieces of most texts.
+        if is_ascii_letter(start) {
+            return Some(self.word_end(start + 1, false));
+        }
         let (first, first_len) = self.kind(start)?;
         let next_at = start + first_len;
+        if bytes[start] == b' ' && is_ascii_letter(next_at) {
+            return Some(self.word_end(next_at + 1, false));
+        }
         if first.class == Class::Number {
             return Some(self.digits_end(next_at, max_digits));
         }
@@ -62,11 +72,8 @@ impl<'a> Words<'a> {
             .filter(|&kind| is_here(kind));
         let next_is_word = next.is_some_and(is_word);
         let end = match first.class {
-            Class::Letter | Class::Mark => self.skip(next_at, is_word),
+            Class::Letter | Class::Mark => self.word_end(next_at, first.is_cjk),
             Class::Punctuation => {
-                let bytes = self.text.as_bytes();
-                let is_ascii_letter =
-                    |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
                 if bytes[start].is_ascii() && is_ascii_letter(next_at) {
                     let mut end = next_at;
                     while is_ascii_letter(end) {
@@ -77,9 +84,9 @@ impl<'a> Words<'a> {
                     self.punctuation_end(next_at, is_here)
                 }
             }
-            Class::Space | Class::Other if next_is_word => self.skip(next_at, is_word),
+            Class::Space | Class::Other if next_is_word => self.word_end(next_at, first.is_cjk),
             Class::Space
-                if self.text.as_bytes()[start] == b' '
+                if bytes[start] == b' '
                     && next.is_some_and(|kind| kind.class == Class::Punctuation) =>
             {
                 self.punctuation_end(next_at, is_here)
@@ -88,6 +95,25 @@ impl<'a> Words<'a> {
             Class::Other | Class::Number => self.gap_end(next_at, is_here, is_word),
         };
         Some(end)
+    }
+
+    /// `[\p{L}\p{M}]*` of CJK, or of all else.
+    fn word_end(&self, mut at: usize, is_cjk: bool) -> usize {
+        let bytes = self.text.as_bytes();
+        loop {
+            while !is_cjk && bytes.get(at).is_some_and(u8::is_ascii_alphabetic) {
+                at += 1;
+            }
+            match self.kind(at) {
+                Some((kind, len))
+                    if matches!(kind.class, Class::Letter | Class::Mark)
+                        && kind.is_cjk == is_cjk =>
+                {
+                    at += len;
+                }
+                _ => return at,
+            }
+        }
     }
 
     fn digits_end(&self, mut at: usize, max_digits: usize) -> usize {
@@ -191,15 +217,15 @@ fn gpt2_group(kind: Kind) -> Gpt2Group {
     }
 }
 
-impl<'a> Iterator for Words<'a> {
-    type Item = &'a str;
+impl Iterator for Words<'_> {
+    type Item = Range<usize>;
 
-    fn next(&mut self) -> Option<&'a str> {
+    fn next(&mut self) -> Option<Range<usize>> {
         let start = self.at;
         self.at = match self.pattern {
             Pattern::DeepSeek { max_digits } => self.deepseek_end(start, max_digits)?,
             Pattern::Gpt2 => self.gpt2_end(start)?,
         };
-        Some(&self.text[start..self.at])
+        Some(start..self.at)
     }
 }
