@@ -13,6 +13,7 @@ use crate::order::EvictionOrder;
 use crate::page::PageId;
 use crate::policy::Uses;
 use crate::pool::{PagePool, PageState};
+use crate::tier::CopyStore;
 use crate::tokens::TokenStore;
 
 /// The radix tree over cached prefixes together with the FULL page pool.
@@ -34,6 +35,8 @@ pub struct RadixCache {
     pub(crate) pool: PagePool,
     pub(crate) tokens: TokenStore,
     pub(crate) hashes: HashStore,
+    /// Where pages lie besides the device.
+    pub(crate) copies: CopyStore,
     /// Components besides FULL that the tree holds.
     pub(crate) trailing: Vec<Trailing>,
     /// Hits of at most this many tokens are of no use.
@@ -88,6 +91,7 @@ impl RadixCache {
             pool: PagePool::new(config.num_pages),
             tokens: TokenStore::new(config.page_size, config.num_pages),
             hashes: HashStore::default(),
+            copies: CopyStore::default(),
             trailing,
             min_hit: config.replay_len(),
             events: config.event_batches.map(EventLog::new),

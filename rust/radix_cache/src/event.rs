@@ -23,6 +23,9 @@ pub enum Medium {
 }
 
 impl Medium {
+    /// All of them, nearest first.
+    pub const ALL: [Self; 3] = [Self::Gpu, Self::Cpu, Self::Storage];
+
     /// The name on the wire.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -151,34 +154,52 @@ impl RadixCache {
     pub fn snapshot_events(&mut self) -> Vec<KvEvent> {
         let mut nodes: Vec<u32> = self.nodes().map(|(index, _)| index).collect();
         nodes.sort_unstable_by_key(|&node| self.arena[node].end_page);
-        let stored = nodes.into_iter().map(|node| {
-            let pages = self.arena[node].pages().iter();
-            let tokens = pages.flat_map(|&page| self.tokens.page(page)).copied();
-            let tokens: Vec<u32> = tokens.collect();
-            self.stored_event(node, tokens)
-        });
-        stored.collect()
+        let mut events = Vec::new();
+        for node in nodes {
+            for medium in Medium::ALL {
+                if self.copies.has(self.arena[node].pages()[0], medium) {
+                    events.push(self.stored_event(node, medium));
+                }
+            }
+        }
+        events
     }
 
-    /// A leaf with `tokens` was added.
-    pub(crate) fn record_stored(&mut self, leaf: u32, tokens: &[u32]) {
+    /// A leaf was added.
+    pub(crate) fn record_stored(&mut self, leaf: u32) {
+        self.record_copy(leaf, Medium::Gpu, true);
+    }
+
+    /// The pages of a node came to a medium, or left it.
+    pub(crate) fn record_copy(&mut self, node: u32, medium: Medium, is_stored: bool) {
         if self.events.is_none() {
             return;
         }
-        let event = self.stored_event(leaf, tokens.to_vec());
+        let event = if is_stored {
+            self.stored_event(node, medium)
+        } else {
+            KvEvent::BlockRemoved {
+                block_hashes: self.block_hashes(node, self.arena[node].pages()),
+                medium,
+            }
+        };
         self.record(event);
     }
 
-    /// `pages` of a node are about to leave the tree.
+    /// `pages` of a node are about to leave the tree, and with them what is known of their copies.
     pub(crate) fn record_removed(&mut self, node: u32, pages: &[PageId]) {
         if self.events.is_none() {
             return;
         }
-        let block_hashes = self.block_hashes(node, pages);
-        self.record(KvEvent::BlockRemoved {
-            block_hashes,
-            medium: Medium::Gpu,
-        });
+        for medium in Medium::ALL {
+            if self.copies.has(pages[0], medium) {
+                let block_hashes = self.block_hashes(node, pages);
+                self.record(KvEvent::BlockRemoved {
+                    block_hashes,
+                    medium,
+                });
+            }
+        }
     }
 
     pub(crate) fn record_cleared(&mut self) {
@@ -191,7 +212,7 @@ impl RadixCache {
         }
     }
 
-    fn stored_event(&mut self, node: u32, token_ids: Vec<u32>) -> KvEvent {
+    fn stored_event(&mut self, node: u32, medium: Medium) -> KvEvent {
         self.hash_path(node);
         let here = &self.arena[node];
         let parent = &self.arena[here.parent];
@@ -201,12 +222,13 @@ impl RadixCache {
             .map(|&page| self.block_hashes(here.parent, &[page])[0]);
         let name = self.namespaces.name(here.root);
         let namespace = Arc::clone(name.expect("every root has a name"));
+        let tokens = here.pages().iter().flat_map(|&page| self.tokens.page(page));
         KvEvent::BlockStored {
             block_hashes: self.block_hashes(node, here.pages()),
             parent_block_hash,
-            token_ids,
+            token_ids: tokens.copied().collect(),
             block_size: self.config.page_size,
-            medium: Medium::Gpu,
+            medium,
             namespace,
             trailing_ok: self.allowed_ends(node),
         }

@@ -228,18 +228,6 @@ impl RadixCache {
         let hashes = pages.iter().map(|&page| self.hashes.of(page));
         hashes.map(|hash| name_of(&hash, salt.as_ref())).collect()
     }
-
-    /// Nodes from below the root to `node`.
-    pub(crate) fn path_to(&self, node: u32) -> Vec<u32> {
-        let mut path = Vec::new();
-        let mut at = node;
-        while !self.arena[at].is_root() {
-            path.push(at);
-            at = self.arena[at].parent;
-        }
-        path.reverse();
-        path
-    }
 }
 
 #[cfg(test)]

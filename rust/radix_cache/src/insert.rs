@@ -177,11 +177,12 @@ impl RadixCache {
             let new_tokens = &tokens[num_reused * self.page_size()..];
             self.tokens.write(new_pages, new_tokens);
             self.hashes.forget(new_pages);
+            self.copies.forget(new_pages);
             node = self.add_leaf(namespace, node, new_pages);
         }
         let tails = self.apply_tails(node, plans);
         if !new_pages.is_empty() {
-            self.record_stored(node, &tokens[num_reused * self.page_size()..]);
+            self.record_stored(node);
         }
         self.touch(node, false, options.priority.unwrap_or(i32::MIN));
         self.touch_tails(node);

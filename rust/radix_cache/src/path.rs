@@ -10,14 +10,21 @@ impl RadixCache {
     /// # Errors
     /// [`CacheError::StaleHandle`].
     pub fn path(&self, node: NodeHandle) -> Result<Vec<NodeHandle>, CacheError> {
-        let mut index = self.arena.resolve(node)?;
+        let path = self.path_to(self.arena.resolve(node)?);
+        let handles = path.into_iter().map(|node| self.arena.handle(node));
+        Ok(handles.collect())
+    }
+
+    /// The same without handles.
+    pub(crate) fn path_to(&self, node: u32) -> Vec<u32> {
         let mut path = Vec::new();
-        while !self.arena[index].is_root() {
-            path.push(self.arena.handle(index));
-            index = self.arena[index].parent;
+        let mut at = node;
+        while !self.arena[at].is_root() {
+            path.push(at);
+            at = self.arena[at].parent;
         }
         path.reverse();
-        Ok(path)
+        path
     }
 }
 

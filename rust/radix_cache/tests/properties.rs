@@ -35,6 +35,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..2_usize, 0..8_u32)
             .prop_map(|(component, count)| Op::EvictTails { component, count }),
         2 => (0..12_usize).prop_map(|count| Op::Free { count }),
+        1 => (0..24_usize, 0..3_usize, any::<bool>())
+            .prop_map(|(place, medium, is_stored)| Op::Copy { place, medium, is_stored }),
         1 => Just(Op::Flush),
         1 => (0..80_u32).prop_map(|page| Op::Wrong { page }),
     ]

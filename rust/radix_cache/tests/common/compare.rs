@@ -1,6 +1,6 @@
 //! What must agree between the cache and the model after operations.
 
-use dsserve_radix_cache::page_hashes;
+use dsserve_radix_cache::{block_hash, page_hashes, Medium};
 
 use super::harness::{len, Harness};
 
@@ -68,11 +68,19 @@ impl Harness {
         };
         index.follow(&mut self.cache);
         let page_size = self.cache.config().page_size;
-        let entries = self.model.entries.keys().map(|(namespace, tokens)| {
-            let name = &self.namespaces[*namespace];
-            let hash = *page_hashes(name, tokens, page_size).last().unwrap();
-            dsserve_radix_cache::block_hash(name, &hash)
-        });
+        let entries = self
+            .model
+            .entries
+            .iter()
+            .flat_map(|((namespace, tokens), entry)| {
+                let name = &self.namespaces[*namespace];
+                let hash = *page_hashes(name, tokens, page_size).last().unwrap();
+                let hash = block_hash(name, &hash);
+                let media = [Medium::Gpu]
+                    .into_iter()
+                    .chain(entry.copies.iter().copied());
+                media.map(move |medium| (hash, medium))
+            });
         index.compare(entries, &mut self.cache);
     }
 

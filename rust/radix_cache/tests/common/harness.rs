@@ -1,8 +1,8 @@
 //! Runs the same operations on the cache and on the flat model, and compares after each.
 
 use dsserve_radix_cache::{
-    CacheConfig, CacheError, Component, ComponentConfig, EvictionPolicy, InsertOptions, Match,
-    Namespace, NodeHandle, PageId, RadixCache, Receipt, Retention, TailPages,
+    CacheConfig, CacheError, Component, ComponentConfig, EvictionPolicy, Match, Medium, Namespace,
+    NodeHandle, PageId, RadixCache, Receipt, Retention,
 };
 
 use super::index::EventIndex;
@@ -51,6 +51,12 @@ pub enum Op {
     },
     Free {
         count: usize,
+    },
+    /// A copy of a node's pages was made or went.
+    Copy {
+        place: usize,
+        medium: usize,
+        is_stored: bool,
     },
     Flush,
     Retire,
@@ -176,6 +182,11 @@ impl Harness {
             }
             Op::EvictTails { component, count } => self.evict_tails(*component, *count),
             Op::Free { count } => self.free(*count),
+            Op::Copy {
+                place,
+                medium,
+                is_stored,
+            } => self.note_copy(*place, Medium::ALL[*medium], *is_stored),
             Op::Flush => self.flush(),
             Op::Retire => {
                 self.cache.retire_generations(1);
@@ -322,6 +333,27 @@ impl Harness {
         }
     }
 
+    fn note_copy(&mut self, place: usize, medium: Medium, is_stored: bool) {
+        if self.places.is_empty() {
+            return;
+        }
+        let (handle, place) = self.places[place % self.places.len()].clone();
+        let noted = self.cache.note_copy(handle, medium, is_stored);
+        if !self.model.is_live(&place) {
+            assert!(noted.is_err());
+            return;
+        }
+        let changed = self.model.note_copy(&place.prefix, medium, is_stored);
+        assert_eq!(noted, Ok(changed));
+        let residence = self.cache.residence(handle).unwrap();
+        let has = |medium| self.model.has_copy(&place.prefix, medium);
+        assert_eq!(
+            (residence.host, residence.storage),
+            (has(Medium::Cpu), has(Medium::Storage))
+        );
+        assert_eq!(residence.device, !place.prefix.1.is_empty());
+    }
+
     fn flush(&mut self) {
         if self.receipts.is_empty() {
             let freed = self.model.evict(usize::MAX);
@@ -333,45 +365,6 @@ impl Harness {
             });
             assert_eq!(self.cache.flush(), refused);
         }
-    }
-
-    fn refuse(&mut self, page: PageId) {
-        if self.model.held.contains(&page) {
-            return;
-        }
-        assert!(!self.cache.is_held(page));
-        let not_held = CacheError::PageNotHeld { page };
-        assert_eq!(self.cache.try_free(&[page]), Err(not_held.clone()));
-        let name = &self.namespaces[0];
-        let tokens = self.tokens(&[1]);
-        if self.model.pages(0, &tokens) != [page] {
-            assert_eq!(self.cache.insert(name, &tokens, &[page]), Err(not_held));
-        }
-        let result = self.cache.insert(name, &tokens, &[]);
-        assert!(matches!(result, Err(CacheError::PageMismatch { .. })));
-        self.refuse_tail(page);
-    }
-
-    /// A tail with a page that is not the caller's, and an unknown component.
-    fn refuse_tail(&mut self, page: PageId) {
-        let own = self.model.held.first().copied();
-        let Some(component) = self.model.components.first() else {
-            let result = self.cache.evict_component(Component::Window, 1);
-            assert!(matches!(result, Err(CacheError::NoComponent { .. })));
-            return;
-        };
-        let tokens = vec![8; self.model.page_size];
-        let Some(own) = own.filter(|_| !component.held.contains(&page)) else {
-            return;
-        };
-        let tails = [TailPages {
-            component: component.kind,
-            pages: &[page],
-        }];
-        let options = InsertOptions::default().with_tails(&tails);
-        let name = &self.namespaces[0];
-        let result = self.cache.insert_with(name, &tokens, &[own], options);
-        assert_eq!(result, Err(CacheError::PageNotHeld { page }));
     }
 }
 

@@ -11,6 +11,7 @@ pub mod index;
 mod inserts;
 pub mod model;
 pub mod model_tails;
+mod refusals;
 
 use dsserve_radix_cache::{CacheConfig, Namespace, PageId, RadixCache};
 

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use dsserve_radix_cache::{EvictionPolicy, PageId};
+use dsserve_radix_cache::{EvictionPolicy, Medium, PageId};
 
 use super::model_tails::{ModelComponent, TailEntry};
 
@@ -19,6 +19,8 @@ pub struct Entry {
     pub num_locks: u32,
     /// Whether something ended here once: nodes lie between two of these.
     pub is_boundary: bool,
+    /// Media besides the device.
+    pub copies: BTreeSet<Medium>,
     /// By component.
     pub tails: Vec<TailEntry>,
     touched: u64,
@@ -156,6 +158,7 @@ impl Model {
                 touched: self.clock,
                 num_locks: 0,
                 is_boundary: false,
+                copies: BTreeSet::new(),
                 tails: vec![TailEntry::default(); self.components.len()],
                 uses: Uses {
                     created: now,
@@ -236,6 +239,28 @@ impl Model {
         if is_dead_end {
             self.shorten(&up, start);
         }
+    }
+
+    /// The node that ends with `prefix` is copied or not; returns whether that is news.
+    pub fn note_copy(&mut self, prefix: &Prefix, medium: Medium, is_stored: bool) -> bool {
+        if prefix.1.is_empty() || medium == Medium::Gpu {
+            return false;
+        }
+        let is_news = self.has_copy(prefix, medium) != is_stored;
+        for part in self.prefixes_of(prefix).split_off(self.run_start(prefix)) {
+            let copies = &mut self.entries.get_mut(&part).unwrap().copies;
+            if is_stored {
+                copies.insert(medium);
+            } else {
+                copies.remove(&medium);
+            }
+        }
+        is_news
+    }
+
+    pub fn has_copy(&self, prefix: &Prefix, medium: Medium) -> bool {
+        let entry = self.entries.get(prefix);
+        entry.is_some_and(|entry| entry.copies.contains(&medium))
     }
 
     pub fn num_locked(&self) -> usize {
