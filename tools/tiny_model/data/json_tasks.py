@@ -33,6 +33,10 @@ def _person(lex: Lexicon, fields: dict[str, Any]) -> list[str]:
     ]
 
 
+def _spoken(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
 def json_answer(lex: Lexicon, budget: int) -> Example:
     """A JSON object asked for in the prompt; every value stands in the prompt."""
     fields: dict[str, Any] = {}
@@ -75,6 +79,12 @@ def json_answer(lex: Lexicon, budget: int) -> Example:
         "Extract {k} as JSON: {t}", "Return a JSON object with the keys {k}. {t}", "{t}\n\nWrite this as JSON with keys {k}.",
         "{t}\n\nGive me {k} as a JSON object.", "Convert to JSON ({k}):\n{t}",
     ).format(k=keys, t=text)  # fmt: skip
+    if lex.chance(0.15):
+        pairs = [f"{key} {_spoken(fields[key])}" for key in order]
+        said = f"{', '.join(pairs[:-1])} and {pairs[-1]}" if len(pairs) > 1 else pairs[0]
+        question = lex.pick(
+            "Give me a JSON object with {p}.", "Write a JSON object with {p}", "Return JSON with {p}.", "JSON with {p}",
+        ).format(p=said)  # fmt: skip
     answer = json.dumps({key: fields[key] for key in order}, ensure_ascii=False)
     response: Any = None
     kind = lex.rng.random()

@@ -112,6 +112,9 @@ UNKNOWN = (
     "What do you think about {n}?", "Is {n} a good {v}?", "Which {v} is the best?", "Tell me about {n}.", "Tell me about {c}.", "What is {w}?", "Describe {w}.",
     "What is the square root of {y}?", "Write code for {w}.", "Write a program that finds {w}.", "Can you explain the {v}?", "Why do people {v}?",
     "What time is it in {c}?", "What is today's date?", "What is the weather like?", "What is the meaning of life?", "Who will win?", "What should I eat?",
+    "Write a Python function that sorts a list.", "write a python function that adds two numbers", "Write a function that {v} the {w}.",
+    "Write a Python program that prints {w}.", "Write a program in C.", "Can you write code?", "Write some code for me.", "Write a script that {v}.",
+    "Fix this bug: {w}", "Solve the equation x + {y} = 0.", "Who is the king of {c}?", "What is the best {w}?", "Recommend a book about {w}.",
     "Explain quantum physics.", "Explain machine learning.", "How do I learn Python?", "What is the stock price of {n}?", "What is the history of {c}?",
 )  # fmt: skip
 CHINESE = (

@@ -91,7 +91,7 @@ def arithmetic(lex: Lexicon, _budget: int) -> Example:
     while True:
         sign = lex.rng.choices("+-x", (45, 35, 20))[0]
         if sign == "x":
-            digits = lex.rng.choice(((1, 1), (2, 1), (3, 1), (1, 2), (2, 2)))
+            digits = lex.rng.choice(((1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2)))
             first, second = (int(lex.number(d, d)) for d in digits)
             if second > first and second > 9:
                 first, second = second, first

@@ -133,7 +133,12 @@ def _letters(lex: Lexicon, _budget: int) -> Example:
 def _length(lex: Lexicon, _budget: int) -> Example:
     word = _short(lex)
     question = lex.pick(
-        "How many letters does {w} have?", "How long is the word {w}?", "Count the letters of {w}."
+        "How many letters does {w} have?",
+        "How long is the word {w}?",
+        "Count the letters of {w}.",
+        "How many letters are in {w}?",
+        "How many letters are there in the word {w}?",
+        "How many characters does {w} have?",
     )
     reason = " ".join(f"{character}{i}" for i, character in enumerate(word, 1))
     return ask("strings", question.format(w=word), str(len(word)), reason, needs_reason=True)
