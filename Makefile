@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench eval-tiny docs wheel clean
+.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench soak eval-tiny docs wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,7 @@ test-wheel: build ## Build a wheel and look into it
 	$(BIN)/pytest -m slow tests/unit/test_packaging.py
 
 test-all: test-rust build ## Run every test that needs no GPU, the slow ones too
+	cargo test --workspace --exclude dsserve-bindings --locked --tests -- --ignored
 	$(PYTEST) -m "not gpu" $(ARGS)
 
 build: $(BUILT) ## Make .venv, build the Rust extension, install the package (editable)
@@ -59,6 +60,9 @@ fmt: build ## Format Rust and Python code
 
 bench: build ## Measure speed; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
+
+soak: build ## Run the engine under random load and look for leaks; SECONDS=1800 ARGS="--rate 2000"
+	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),1800) $(ARGS)
 
 eval-tiny: build ## Score the embedded model through the HTTP API; CHECKPOINT=DIR COUNT=64 ROWS="table,date" OUT=FILE
 	$(BIN)/python -m tools.tiny_model.served $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
