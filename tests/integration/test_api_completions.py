@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -147,6 +148,33 @@ def test_stop_string_that_spans_tokens_cuts_before_it(idle_server: ServerProcess
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     assert chunks[-1]["choices"][0]["stop_reason"] == stop
+
+
+def test_stop_pattern_cuts_before_the_first_complete_match(idle_server: ServerProcess) -> None:
+    text = complete(idle_server, max_tokens=32)["choices"][0]["text"]
+    stop = text[10:15]
+    pattern = re.escape(stop[:-1]) + "."
+    expected = text[: text.index(stop)]
+    choice = complete(idle_server, max_tokens=32, stop_regex=pattern)["choices"][0]
+    assert choice["text"] == expected
+    assert (choice["finish_reason"], choice["matched_stop"]) == ("stop", pattern)
+    body = {"prompt": PROMPT, "max_tokens": 32, "stop_regex": ["not here", pattern]}
+    chunks = whole_stream(idle_server.post(PATH, body | {"stream": True}))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
+    assert chunks[-1]["choices"][0]["stop_reason"] == pattern
+    kept = complete(idle_server, max_tokens=32, stop_regex=pattern, no_stop_trim=True)
+    assert kept["choices"][0]["text"] == expected + stop
+
+
+@pytest.mark.parametrize("pattern", ["(", "a(?=b)", "a$", "a*", "a" * 1025, "", ["a"] * 17, 5])
+def test_stop_pattern_that_cannot_be_used_is_a_400(
+    idle_server: ServerProcess, pattern: Any
+) -> None:
+    for stream in (False, True):
+        body = {"prompt": PROMPT, "max_tokens": 2, "stop_regex": pattern, "stream": stream}
+        response = idle_server.post(PATH, body)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"].startswith("stop_regex")
 
 
 def test_stop_string_is_counted_up_to_its_last_token(idle_server: ServerProcess) -> None:

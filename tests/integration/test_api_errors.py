@@ -147,7 +147,6 @@ NOT_WORKING: dict[str, Any] = {
     "ebnf": "root ::= 'a'",
     "structured_outputs": {"regex": "a"},
     "guided_json": {},
-    "stop_regex": "a",
     "priority": 3,
     "speculative": {},
     "data_parallel_rank": 1,
@@ -184,6 +183,7 @@ def test_known_field_that_does_not_work_is_named(idle_server: ServerProcess, fie
         (CHAT, {"functions": []}),
         (CHAT, {"modalities": ["text", "audio"]}),
         (CHAT, {"include_stop_str_in_output": True}),
+        (CHAT, {"stop_regex": "a"}),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@
 //! no other way leads through it. The work is linear in the text, whatever the text is.
 
 use super::merges::Merges;
-use super::seams::Seams;
+use super::seams::{Seam, Seams};
 use super::trie::Trie;
 
 /// Encodes pieces; needs one bit of memory a byte besides the ids.
@@ -68,9 +68,8 @@ impl Bpe {
         let mut at = 0;
         let mut candidate = Some(longest);
         while at < piece.len() {
-            // Where no merge reaches over, any token may follow any other.
             let last = out[first..].last().copied();
-            let last = last.filter(|_| !self.seams.is_clear(piece, at));
+            let last = last.map(|last| (last, self.seams.at(piece, at)));
             if let Some((token, len)) = self.fitting(candidate, last, at, dead) {
                 out.push(token);
                 at += len;
@@ -90,14 +89,15 @@ impl Bpe {
     fn fitting(
         &self,
         mut candidate: Option<Candidate>,
-        last: Option<u32>,
+        last: Option<(u32, Seam)>,
         at: usize,
         dead: &[u64],
     ) -> Option<Candidate> {
         while let Some((token, len)) = candidate {
             let end = at + len;
             let is_dead = dead[end / 64] >> (end % 64) & 1 == 1;
-            if !is_dead && last.is_none_or(|last| self.merges.may_follow(last, token)) {
+            let may_follow = |(last, seam)| self.merges.may_follow(last, token, seam);
+            if !is_dead && last.is_none_or(may_follow) {
                 return candidate;
             }
             candidate = self.shorter(token);

@@ -4,6 +4,7 @@
 //! A smaller number was made earlier, which is all that byte-pair encoding decides by.
 
 use super::hash::mix;
+use super::seams::{Seam, REACH};
 use crate::vocab::token_bytes;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -14,6 +15,9 @@ const FREE: u64 = u64::MAX;
 const MAX_TOKEN_BYTES: u32 = 255;
 /// Marks a half of a token: the token itself is the left, and the right half of some merge.
 const IS_HALF: u32 = 1 << 31;
+/// Marks the halves of a token of less than [`REACH`] bytes.
+const IS_SHORT: u32 = 1 << 30;
+const TOKEN: u32 = IS_SHORT - 1;
 /// Bits of the filter for each slot of the table.
 const FILTER_BITS: usize = 8;
 
@@ -87,7 +91,9 @@ impl Merges {
             ids.push(id.ok_or_else(|| format!("byte {byte} has no token"))?);
         }
         Ok(Self {
-            halves: (0..NUM_BYTES).map(|byte| (byte, byte)).collect(),
+            halves: (0..NUM_BYTES)
+                .map(|byte| (byte | IS_SHORT, byte | IS_SHORT))
+                .collect(),
             ids,
             id_shift: None,
             lens: vec![1; NUM_BYTES as usize],
@@ -110,7 +116,8 @@ impl Merges {
             return Err(format!("it has a token of {len} bytes"));
         }
         self.lens.push(len);
-        self.halves.push((left, right));
+        let mark = if (len as usize) < REACH { IS_SHORT } else { 0 };
+        self.halves.push((left | mark, right | mark));
         self.ids.push(id);
         self.halves[left as usize].0 |= IS_HALF;
         self.halves[right as usize].1 |= IS_HALF;
@@ -134,7 +141,7 @@ impl Merges {
     /// The two tokens that a token is made of.
     pub(crate) fn halves(&self, token: u32) -> (u32, u32) {
         let (left, right) = self.halves[token as usize];
-        (left & !IS_HALF, right & !IS_HALF)
+        (left & TOKEN, right & TOKEN)
     }
 
     /// Bytes of a token.
@@ -161,24 +168,28 @@ impl Merges {
         token < NUM_BYTES
             || (is_reachable[left as usize]
                 && is_reachable[right as usize]
-                && self.stays_apart(left, right, token))
+                && self.stays_apart(left, right, token, false))
     }
 
     /// Whether the encoding of the bytes of both tokens together is these two tokens.
-    pub(crate) fn may_follow(&self, left: u32, right: u32) -> bool {
-        self.stays_apart(left, right, u32::MAX)
+    pub(crate) fn may_follow(&self, left: u32, right: u32, seam: Seam) -> bool {
+        seam == Seam::Clear || self.stays_apart(left, right, u32::MAX, seam == Seam::NoShortHalves)
     }
 
     /// Whether no merge before `end` joins the end of `left` with the beginning of `right`.
     ///
     /// Takes both tokens apart in the reverse order of their making; between two such moments the
-    /// tokens at the seam are fixed, and would be merged if a rule for them came due then.
-    fn stays_apart(&self, mut left: u32, mut right: u32, end: u32) -> bool {
+    /// tokens at the seam are fixed, and would be merged if a rule for them came due then. Rules with a
+    /// short half need no look if there are `no_short` ones for this seam.
+    fn stays_apart(&self, mut left: u32, mut right: u32, end: u32, no_short: bool) -> bool {
         // Rules from here on come too late: one of the two is part of something else by then.
         let mut limit = end;
         loop {
             let (left_halves, right_halves) =
                 (self.halves[left as usize], self.halves[right as usize]);
+            if no_short && (left_halves.0 | right_halves.0) & IS_SHORT != 0 {
+                return true;
+            }
             if left_halves.0 & right_halves.1 & IS_HALF != 0
                 && self.pairs.get(left, right).is_some_and(|made| made < limit)
             {
@@ -190,14 +201,14 @@ impl Merges {
                     return true;
                 }
                 limit = left;
-                left = left_halves.1 & !IS_HALF;
+                left = left_halves.1 & TOKEN;
             } else {
                 if right < NUM_BYTES {
                     return true;
                 }
                 // A rule that made both this token and one at the seam works at the seam first.
                 limit = right + 1;
-                right = right_halves.0 & !IS_HALF;
+                right = right_halves.0 & TOKEN;
             }
         }
     }

@@ -6,22 +6,34 @@
 
 use super::hash::mix;
 use super::merges::{Merges, NUM_BYTES};
+use std::collections::BTreeMap;
 
 /// How many bytes on either side are looked at.
-const REACH: usize = 3;
-const BITS_PER_MERGE: usize = 16;
+pub(crate) const REACH: usize = 3;
+const BITS_PER_MERGE: usize = 32;
+const MIN_FILTER_WORDS: usize = 64;
+
+/// What the bytes around a place say about merges over it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seam {
+    /// No merge reaches over: any token may follow any other here.
+    Clear,
+    /// None with a half of less than [`REACH`] bytes does.
+    NoShortHalves,
+    Unknown,
+}
 
 /// The seams of all merges between two characters above ASCII.
 pub(crate) struct Seams {
-    filter: Vec<u64>,
-    /// The numbers of bytes on either side that seams have; [`REACH`] stands for more, too.
-    widths: Vec<(usize, usize)>,
+    /// Those of halves of at least [`REACH`] bytes.
+    long: Filter,
+    /// Those of shorter halves, by the lengths of both.
+    short: Vec<(usize, usize, Filter)>,
 }
 
 impl Seams {
     pub(crate) fn of(merges: &Merges) -> Self {
-        let mut seams = Vec::new();
-        let mut widths = Vec::new();
+        let mut seams: BTreeMap<(usize, usize), Vec<u64>> = BTreeMap::new();
         for token in NUM_BYTES..merges.len() {
             let (left, right) = merges.halves(token);
             let (left, right) = (merges.bytes(left), merges.bytes(right));
@@ -29,30 +41,64 @@ impl Seams {
                 continue;
             }
             let (before, after) = (left.len().min(REACH), right.len().min(REACH));
-            if !widths.contains(&(before, after)) {
-                widths.push((before, after));
-            }
-            seams.push(hash(&left[left.len() - before..], &right[..after]));
+            let seam = hash(&left[left.len() - before..], &right[..after]);
+            seams.entry((before, after)).or_default().push(seam);
         }
-        let num_words = (seams.len() * BITS_PER_MERGE / 64).next_power_of_two();
-        let mut filter = vec![0; num_words];
-        for seam in seams {
-            let (word, bit) = place(seam, num_words);
-            filter[word] |= bit;
+        let long = seams.remove(&(REACH, REACH)).unwrap_or_default();
+        Self {
+            long: Filter::of(&long),
+            short: seams
+                .into_iter()
+                .map(|((before, after), seams)| (before, after, Filter::of(&seams)))
+                .collect(),
         }
-        Self { filter, widths }
     }
 
-    /// Whether surely no merge joins bytes before `at` with bytes from `at` on.
-    pub(crate) fn is_clear(&self, text: &[u8], at: usize) -> bool {
+    /// What is sure about the place `at` of a text.
+    pub(crate) fn at(&self, text: &[u8], at: usize) -> Seam {
         if at < REACH || text.len() < at + REACH || !is_between(text[at - 1], text[at]) {
-            return false;
+            return Seam::Unknown;
         }
-        self.widths.iter().all(|&(before, after)| {
-            let seam = hash(&text[at - before..at], &text[at..at + after]);
-            let (word, bit) = place(seam, self.filter.len());
-            self.filter[word] & bit == 0
-        })
+        let seam = |before, after| hash(&text[at - before..at], &text[at..at + after]);
+        let has_short = self
+            .short
+            .iter()
+            .any(|(before, after, filter)| filter.may_have(seam(*before, *after)));
+        if has_short {
+            Seam::Unknown
+        } else if self.long.may_have(seam(REACH, REACH)) {
+            Seam::NoShortHalves
+        } else {
+            Seam::Clear
+        }
+    }
+}
+
+/// One bit for each of more hashes than there are members.
+struct Filter(Vec<u64>);
+
+impl Filter {
+    fn of(hashes: &[u64]) -> Self {
+        let num_words = (hashes.len() * BITS_PER_MERGE / 64).max(MIN_FILTER_WORDS);
+        let mut filter = Self(vec![0; num_words.next_power_of_two()]);
+        for &hash in hashes {
+            let (word, bit) = filter.place(hash);
+            filter.0[word] |= bit;
+        }
+        filter
+    }
+
+    fn may_have(&self, hash: u64) -> bool {
+        let (word, bit) = self.place(hash);
+        self.0[word] & bit != 0
+    }
+
+    fn place(&self, hash: u64) -> (usize, u64) {
+        let word = (hash >> 6) & (self.0.len() as u64 - 1);
+        (
+            usize::try_from(word).expect("below the length"),
+            1 << (hash % 64),
+        )
     }
 }
 
@@ -61,13 +107,8 @@ fn is_between(last: u8, first: u8) -> bool {
     last >= 0x80 && first >= 0xC0
 }
 
-/// At most six bytes in one number; the widths are told apart, too.
+/// At most six bytes in one number.
 fn hash(before: &[u8], after: &[u8]) -> u64 {
     let join = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
-    let value = before.iter().chain(after).fold(before.len() as u64, join);
-    mix(value)
-}
-
-fn place(hash: u64, num_words: usize) -> (usize, u64) {
-    ((hash >> 6) as usize & (num_words - 1), 1 << (hash % 64))
+    mix(before.iter().chain(after).fold(0, join))
 }

@@ -16,6 +16,7 @@ const MAX_SHORT_IDS: usize = 3;
 
 const MAX_SHORT_WORDS: usize = 1 << 15;
 const MAX_LONG_WORDS: usize = 1 << 12;
+const NUM_HOT: usize = 1 << 10;
 
 /// A cache of at most 2 MiB that one thread uses at a time.
 #[derive(Default)]
@@ -26,6 +27,8 @@ pub(crate) struct WordCache {
 
 /// Words of up to 8 * `WORDS` - 1 bytes and `IDS` ids.
 struct Table<const WORDS: usize, const IDS: usize> {
+    /// The entries used last, by hash: a copy that fits the nearest cache.
+    hot: Vec<Entry<WORDS, IDS>>,
     /// Index of an entry plus one, by hash; open addressing.
     slots: Vec<u32>,
     entries: Vec<Entry<WORDS, IDS>>,
@@ -34,6 +37,7 @@ struct Table<const WORDS: usize, const IDS: usize> {
 impl<const WORDS: usize, const IDS: usize> Default for Table<WORDS, IDS> {
     fn default() -> Self {
         Self {
+            hot: Vec::new(),
             slots: Vec::new(),
             entries: Vec::new(),
         }
@@ -41,6 +45,7 @@ impl<const WORDS: usize, const IDS: usize> Default for Table<WORDS, IDS> {
 }
 
 /// The bytes of a word, zeros, and its length in the last byte; then its ids.
+#[derive(Clone, Copy)]
 struct Entry<const WORDS: usize, const IDS: usize> {
     key: [u64; WORDS],
     ids: [u32; IDS],
@@ -72,6 +77,16 @@ impl WordCache {
     }
 }
 
+impl<const WORDS: usize, const IDS: usize> Entry<WORDS, IDS> {
+    fn write(&self, out: &mut Vec<u32>) {
+        if self.num_ids == 1 {
+            out.push(self.ids[0]);
+        } else {
+            out.extend_from_slice(&self.ids[..self.num_ids as usize]);
+        }
+    }
+}
+
 impl<const WORDS: usize, const IDS: usize> Table<WORDS, IDS> {
     fn encode(
         &mut self,
@@ -82,17 +97,26 @@ impl<const WORDS: usize, const IDS: usize> Table<WORDS, IDS> {
     ) {
         if self.slots.is_empty() {
             self.slots.resize(max_words * 2, 0);
+            let empty = Entry {
+                key: [0; WORDS],
+                ids: [0; IDS],
+                num_ids: 0,
+            };
+            self.hot.resize(NUM_HOT, empty);
+        }
+        let hash = hash(&key);
+        let hot = &mut self.hot[hash % NUM_HOT];
+        if hot.key == key {
+            hot.write(out);
+            return;
         }
         let mask = self.slots.len() - 1;
-        let mut slot = hash(&key) & mask;
+        let mut slot = hash & mask;
         while self.slots[slot] != 0 {
             let entry = &self.entries[self.slots[slot] as usize - 1];
             if entry.key == key {
-                if entry.num_ids == 1 {
-                    out.push(entry.ids[0]);
-                } else {
-                    out.extend_from_slice(&entry.ids[..entry.num_ids as usize]);
-                }
+                *hot = *entry;
+                hot.write(out);
                 return;
             }
             slot = (slot + 1) & mask;
@@ -106,7 +130,7 @@ impl<const WORDS: usize, const IDS: usize> Table<WORDS, IDS> {
         if self.entries.len() == max_words {
             self.slots.fill(0);
             self.entries.clear();
-            slot = hash(&key) & mask;
+            slot = hash & mask;
         }
         let mut kept = [0; IDS];
         kept[..ids.len()].copy_from_slice(ids);
