@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BENCHMARKS = {
     "scheduler": "benchmarks.scheduler_steps",
     "radix": "benchmarks.radix_match",
+    "radix-workloads": "benchmarks.radix_workloads",
     "text": "benchmarks.text_bridge",
     "http": "benchmarks.http_decode",
     "embedded": "benchmarks.embedded_model",

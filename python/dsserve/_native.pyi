@@ -408,7 +408,7 @@ class RadixCache:
     ]:
         """Like `insert` with data of other components, by name, for the end of the key.
 
-        Also returns `(component, num_kept, replaced)` for each.
+        Also returns `(component, num_kept, replaced)` where some pages stay the caller's.
         """
 
     def tail_pages(self, node: CacheNode, component: str) -> NDArray[np.uint32]:

@@ -150,7 +150,7 @@ impl RadixCache {
     }
 
     /// Like `insert` with data of other components for the end of the key, by name; also returns
-    /// `(component, num_kept, replaced)` for each.
+    /// `(component, num_kept, replaced)` where some pages stay the caller's.
     #[pyo3(signature = (namespace, tokens, pages, tails, *, start = None, priority = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn insert_tails<'py>(

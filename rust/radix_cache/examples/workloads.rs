@@ -293,6 +293,16 @@ fn evict(page_size: u32, num_leaves: u32, with: With) -> Outcome<Vec<Turn>> {
     Ok(turns)
 }
 
+fn evictions(page_size: u32, with: With) -> Outcome<()> {
+    for num_leaves in [1024, 8192, 65_536] {
+        let workload = format!("evict/{num_leaves}leaves");
+        report(&workload, page_size, with, |page_size, with| {
+            evict(page_size, num_leaves, with)
+        })?;
+    }
+    Ok(())
+}
+
 /// Resident memory a token of 4096 unique prompts of 512 tokens, the server's own buffers aside.
 fn memory(page_size: u32, with: With) -> Outcome<()> {
     let mut random = Random(4);
@@ -352,7 +362,8 @@ fn main() -> Outcome<()> {
         let with = all.into_iter().find(|with| with.name() == variant);
         return match (what.as_str(), with) {
             ("memory", Some(with)) => memory(page_size.parse()?, with),
-            _ => Err("usage: workloads [memory PAGE_SIZE VARIANT | PAGE_SIZE..]".into()),
+            ("evict", Some(with)) => evictions(page_size.parse()?, with),
+            _ => Err("usage: workloads [memory|evict PAGE_SIZE VARIANT | PAGE_SIZE..]".into()),
         };
     }
     let mut page_sizes = Vec::new();
@@ -367,12 +378,7 @@ fn main() -> Outcome<()> {
         for with in all {
             report("chat/128K", page_size, with, chat)?;
             report("sysmix/10000", page_size, with, sysmix)?;
-            for num_leaves in [1024, 8192, 65_536] {
-                let workload = format!("evict/{num_leaves}leaves");
-                report(&workload, page_size, with, |page_size, with| {
-                    evict(page_size, num_leaves, with)
-                })?;
-            }
+            evictions(page_size, with)?;
         }
     }
     Ok(())

@@ -87,6 +87,9 @@ impl RadixCache {
 
     /// Kept hashes are those of the tokens.
     pub(crate) fn check_hashes(&self) -> Checked {
+        if self.hashes.is_unused() {
+            return Ok(());
+        }
         for (index, node) in self.nodes().filter(|(_, node)| node.num_children == 0) {
             let path = self.path_to(index);
             let pages: Vec<u32> = path

@@ -10,12 +10,13 @@ use crate::config::{Component, ComponentConfig, Retention};
 use crate::order::EvictionOrder;
 use crate::page::{page_count, PageId};
 use crate::pool::PagePool;
+use crate::run::PageRun;
 
 /// What a node has of a component.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     /// Pages of the last tokens of the node, in order.
-    pub(crate) pages: Vec<PageId>,
+    pub(crate) pages: PageRun,
     /// Receipts that keep data here (if there is any).
     pub(crate) lock_count: u32,
     /// Where the locks that do not go on into the parent begin: (token, receipts).
@@ -168,7 +169,7 @@ impl Trailing {
         let kept = ((second_end - split_at) / self.page_tokens) as usize;
         let whole = self.tail_mut(second);
         let num_moved = whole.pages.len().saturating_sub(kept);
-        let moved: Vec<PageId> = whole.pages.drain(..num_moved).collect();
+        let moved = whole.pages.take_head(num_moved);
         let (before, after) = whole.marks.iter().partition(|&&(at, _)| at < split_at);
         whole.marks = after;
         // Locks that begin in the second part do not reach the first.
@@ -197,8 +198,9 @@ mod tests {
         let child = arena.insert(Node::new(Box::from([5, 6]), parent, root, 6));
         let config = ComponentConfig::new(Retention::Trailing(window), 2, 99);
         let mut trailing = Trailing::new(Component::Window, config, 4).unwrap();
-        trailing.tail_mut(parent).pages = (0..first).collect();
-        trailing.tail_mut(child).pages = (0..second).collect();
+        let pages: Vec<PageId> = (0..first.max(second)).collect();
+        trailing.tail_mut(parent).pages = PageRun::from(&pages[..first as usize]);
+        trailing.tail_mut(child).pages = PageRun::from(&pages[..second as usize]);
         (arena, trailing, [root, parent, child])
     }
 

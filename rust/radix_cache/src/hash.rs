@@ -159,9 +159,13 @@ impl HashStore {
         self.by_page.get(page as usize).copied().unwrap_or(UNKNOWN)
     }
 
+    pub(crate) fn is_unused(&self) -> bool {
+        self.by_page.is_empty()
+    }
+
     /// The page holds other tokens now.
     pub(crate) fn forget(&mut self, pages: &[PageId]) {
-        if self.by_page.is_empty() {
+        if self.is_unused() {
             return;
         }
         for &page in pages {
@@ -191,7 +195,7 @@ impl RadixCache {
 
     /// Hashes what was not hashed yet on the path to `node`.
     pub(crate) fn hash_path(&mut self, node: u32) {
-        if self.hashes.by_page.is_empty() {
+        if self.hashes.is_unused() {
             self.hashes.by_page = vec![UNKNOWN; self.config.num_pages as usize + 1];
         }
         // A page has a hash only if all before it have one.

@@ -20,7 +20,7 @@ pub struct Inserted {
     pub reused_len: u32,
     /// Columns where the tree keeps another FULL page than the caller's, ascending.
     pub replaced: Vec<Replaced>,
-    /// What became of each of [`InsertOptions::tails`], in that order.
+    /// Of which [`InsertOptions::tails`] some pages stay the caller's, in that order.
     pub tails: Vec<InsertedTail>,
 }
 
@@ -35,7 +35,7 @@ pub struct Replaced {
     pub tree: PageId,
 }
 
-/// What became of the pages that an insert brought for a component besides FULL.
+/// Which pages that an insert brought for a component besides FULL stay the caller's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InsertedTail {
@@ -186,7 +186,7 @@ impl RadixCache {
         }
         self.touch(node, false, options.priority.unwrap_or(i32::MIN));
         self.touch_tails(node);
-        if !new_pages.is_empty() || !tails.is_empty() {
+        if !new_pages.is_empty() || !options.tails.is_empty() {
             self.note_change(node);
         }
         Ok(Inserted {
@@ -280,17 +280,15 @@ impl RadixCache {
         let plans = self.plan_all(tails)?;
         self.adopt(pages, &plans)?;
         self.pool.release_tree(pages);
-        let mut outcomes = Vec::with_capacity(tails.len());
-        for plan in plans.into_iter().flatten() {
+        for plan in plans.iter().flatten() {
             let trailing = &mut self.trailing[plan.at];
             trailing.pool.release_tree(&trailing.scratch);
-            outcomes.push(plan.outcome(trailing.kind));
         }
         Ok(Inserted {
             node: self.arena.handle(VOID),
             reused_len: 0,
             replaced: Vec::new(),
-            tails: outcomes,
+            tails: Vec::new(),
         })
     }
 }

@@ -92,6 +92,7 @@ mod page;
 mod path;
 mod policy;
 mod pool;
+mod run;
 mod tier;
 mod tokens;
 mod trailing;

@@ -162,6 +162,11 @@ impl EvictionOrder {
 
     /// Moves a listed node to where its last use puts it.
     pub(crate) fn renew(&mut self, node: u32, class: Class, end_page: u32, uses: &Uses) {
+        if let Kind::List { ends, .. } = &self.kind {
+            if ends[class as usize].newest == node {
+                return;
+            }
+        }
         self.remove(node, class);
         self.push(node, class, end_page, uses);
     }

@@ -37,12 +37,14 @@ impl TailPlan {
         }
     }
 
-    pub(crate) fn outcome(self, component: Component) -> InsertedTail {
-        InsertedTail {
+    /// What stays the caller's, if anything does.
+    fn outcome(self, component: Component) -> Option<InsertedTail> {
+        let is_all_taken = self.num_kept == 0 && self.replaced.is_empty();
+        (!is_all_taken).then_some(InsertedTail {
             component,
             num_kept: self.num_kept,
             replaced: self.replaced,
-        }
+        })
     }
 }
 
@@ -332,7 +334,7 @@ impl RadixCache {
             let component = self.apply_tail(node, &plan);
             plan.outcome(component)
         };
-        plans.into_iter().flatten().map(apply).collect()
+        plans.into_iter().flatten().filter_map(apply).collect()
     }
 
     fn apply_tail(&mut self, node: u32, plan: &TailPlan) -> Component {
@@ -349,7 +351,7 @@ impl RadixCache {
             if num_new > 0 {
                 let (new, more) = rest.split_at(num_new);
                 let tail = trailing.tail_mut(at);
-                tail.pages.splice(0..0, new.iter().copied());
+                tail.pages.prepend(new);
                 rest = more;
                 if trailing.lock_count(at) == 0 {
                     trailing.num_evictable += page_count(num_new);
@@ -389,9 +391,11 @@ impl RadixCache {
                 self.drop_tail(at, leaf);
                 continue;
             }
-            let pages = trailing.tail_mut(leaf).pages.split_off(num_held - num_cut);
-            trailing.num_evictable -= page_count(pages.len());
-            trailing.pool.release_tree(&pages);
+            let held = &mut trailing.tail_mut(leaf).pages;
+            let left = held.take_head(num_held - num_cut);
+            let cut = std::mem::replace(held, left);
+            trailing.num_evictable -= page_count(cut.len());
+            trailing.pool.release_tree(&cut);
         }
     }
 }
