@@ -1,4 +1,9 @@
-"""How long do `next_plan` and `apply` take with 256 running requests, called from Python?"""
+"""How much CPU do the scheduler's calls take, made from Python as the step loop makes them?
+
+`decode/N`: N running requests of 1,024 prompt tokens, one token a step. `mixed`: a 128K prompt in chunks of
+8,192 beside them. `arrival`: the submission of that prompt and the first plan that admits it. `1M`: the
+longest step of a prompt of a million tokens, from submission to its end. CPU time of the calling thread.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +16,117 @@ from benchmarks.record import Figure, timing
 from dsserve._native import Scheduler
 from dsserve.worker.base import NUM_BUFFER_SETS, allocate_plan_buffers
 
-REQUESTS = 256
-PROMPT_TOKENS = 512
-WARM_UP_STEPS = 100
-STEPS = 2000
+PROMPT_TOKENS = 1024
+LONG_PROMPT_TOKENS = 131_072
+LONGEST_PROMPT_TOKENS = 1_000_000
+CHUNK = 8192
 PAGE_SIZE = 64
-VOCAB_SIZE = 129280
-#: First bar of `next_plan` + `apply` together.
-BAR_US = 1000.0
+VOCAB_SIZE = 129_280
+WARM_UP_STEPS = 50
+#: Running requests -> steps measured, bar of `next_plan` + `apply` in microseconds.
+DECODE = {64: (1500, 20.0), 256: (800, 80.0), 1024: (300, 300.0)}
+MIXED_OVER_PURE_US = 100.0
+ARRIVAL_BAR_US = 500.0
+LONGEST_STEP_BAR_US = 2000.0
 
 
 def measure() -> list[Figure]:
-    """Decode steps of 256 requests in the overlapped order: plan step N+1, then apply step N."""
-    bench = _Bench()
+    """Measure all workloads, each in the overlapped order: plan step N+1, then apply step N."""
+    figures = []
+    for num_requests, (num_steps, bar_us) in DECODE.items():
+        figures += _measure_decode(num_requests, num_steps, bar_us)
+    figures.append(_measure_longest())
+    return figures
+
+
+def _measure_decode(num_requests: int, num_steps: int, bar_us: float) -> list[Figure]:
+    bench = _Bench(num_requests, num_steps + 400, LONG_PROMPT_TOKENS)
     bench.prefill()
     for _ in range(WARM_UP_STEPS):
         bench.step()
-    timings = np.array([bench.step() for _ in range(STEPS)]) / 1e3
-    bench.scheduler.check_invariants()
+    timings = np.array([bench.step() for _ in range(num_steps)]) / 1e3
     settings = {
-        "requests": REQUESTS,
+        "requests": num_requests,
         "prompt_tokens": PROMPT_TOKENS,
         "page_size": PAGE_SIZE,
         "order": "overlapped",
+        "clock": "thread CPU time",
     }
-    plan, apply = timings[:, 0], timings[:, 1]
-    total = (plan + apply).tolist()
-    return [
-        timing("scheduler.plan_and_apply", total, bar_us=BAR_US, settings=settings),
-        timing("scheduler.next_plan", plan.tolist(), bar_us=None, settings=settings),
-        timing("scheduler.apply", apply.tolist(), bar_us=None, settings=settings),
+    name = f"scheduler.decode.{num_requests}"
+    total = timings.sum(axis=1)
+    figures = [
+        timing(f"{name}.step", total.tolist(), bar_us=bar_us, settings=settings),
+        timing(f"{name}.plan", timings[:, 0].tolist(), bar_us=None, settings=settings),
+        timing(f"{name}.apply", timings[:, 1].tolist(), bar_us=None, settings=settings),
     ]
+    pure_us = float(np.median(total))
+    arrivals, mixed = [], []
+    for _ in range(3):
+        arrivals.append(bench.arrive(LONG_PROMPT_TOKENS) / 1e3)
+        while bench.last_phase == 1:
+            mixed.append(sum(bench.step()) / 1e3)
+        bench.abort_long()
+    bench.scheduler.check_invariants()
+    figures.append(
+        timing(
+            f"scheduler.mixed.{num_requests}.step",
+            mixed,
+            bar_us=pure_us + MIXED_OVER_PURE_US,
+            settings=settings | {"pure_us": round(pure_us, 1), "chunk": CHUNK},
+        )
+    )
+    figures.append(
+        timing(
+            f"scheduler.arrival.128K.{num_requests}",
+            arrivals,
+            bar_us=ARRIVAL_BAR_US,
+            settings=settings,
+        )
+    )
+    return figures
+
+
+def _measure_longest() -> Figure:
+    """The longest step of a 1M-token prompt: admission, chunks, last chunk, insertion, its hit."""
+    bench = _Bench(1, 600, LONGEST_PROMPT_TOKENS + 1000)
+    steps_us = []
+    for _ in range(2):  # the second time it is a hit
+        steps_us.append(bench.arrive(LONGEST_PROMPT_TOKENS, same=True) / 1e3)
+        while bench.last_phase == 1:
+            steps_us.append(sum(bench.step()) / 1e3)
+        steps_us += [sum(bench.step()) / 1e3 for _ in range(3)]
+        bench.abort_long()
+    figure = timing(
+        "scheduler.prompt.1M.step",
+        steps_us,
+        bar_us=None,
+        settings={"chunk": CHUNK, "page_size": PAGE_SIZE, "clock": "thread CPU time"},
+    )
+    return Figure(
+        name="scheduler.prompt.1M.longest_step",
+        unit=figure.unit,
+        value=max(steps_us),
+        p50=figure.p50,
+        p99=figure.p99,
+        count=len(steps_us),
+        bar=LONGEST_STEP_BAR_US,
+        settings=figure.settings,
+    )
 
 
 class _Bench:
     """A scheduler with running requests and one step in flight."""
 
-    def __init__(self) -> None:
-        new_tokens = WARM_UP_STEPS + STEPS + 100
-        context = PROMPT_TOKENS + new_tokens
+    def __init__(self, num_requests: int, new_tokens: int, longest: int) -> None:
+        self._num_requests = num_requests
+        context = max(PROMPT_TOKENS + new_tokens, longest + 64)
+        pages = num_requests * ((PROMPT_TOKENS + new_tokens) // PAGE_SIZE + 2)
         config = {
             "page_size": PAGE_SIZE,
-            "num_pages": (REQUESTS + 1) * (context // PAGE_SIZE + 2),
-            "max_running_requests": REQUESTS,
-            "chunked_prefill_size": 8192,
+            "num_pages": pages + 2 * (longest // PAGE_SIZE + 2),
+            "max_running_requests": num_requests + 1,
+            "chunked_prefill_size": CHUNK + num_requests + 1,
+            "mixed_chunk": True,
             "context_length": context,
             "window": 128,
             "vocab_size": VOCAB_SIZE,
@@ -63,54 +135,77 @@ class _Bench:
         capacity = self.scheduler.plan_capacity()
         self._sets = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
         self.scheduler.register_buffers(self._sets)
-        random = np.random.default_rng(0)
-        prompts = random.integers(3, VOCAB_SIZE, size=(REQUESTS, PROMPT_TOKENS), dtype=np.uint32)
+        self._random = np.random.default_rng(0)
+        self._long_id = 10_000_000
+        self._long: bytes | None = None
+        self._submit(
+            [(number + 1, self._ids(PROMPT_TOKENS), new_tokens) for number in range(num_requests)]
+        )
+        self._planned = 0
+        self._in_flight: list[int] = []
+        self.last_phase = 0
+        self._plan()
+
+    def prefill(self) -> None:
+        """Run steps until every request decodes."""
+        while self.last_phase == 1:
+            self.step()
+
+    def step(self) -> tuple[int, int]:
+        """Plan the next step, apply the one in flight; returns nanoseconds of both."""
+        number = self._in_flight.pop(0)
+        oldest = self._sets[number % NUM_BUFFER_SETS]
+        num_requests = int(oldest["header"][2])
+        ids = np.where(oldest["samples"][:num_requests] == 1, np.int32(7), np.int32(-1))
+        status = np.zeros(num_requests, np.uint8)
+        step_id = int(oldest["header"][0])
+        started = time.thread_time_ns()
+        self._plan()
+        middle = time.thread_time_ns()
+        self.scheduler.apply(step_id, ids, status, self._planned)
+        return middle - started, time.thread_time_ns() - middle
+
+    def arrive(self, num_tokens: int, *, same: bool = False) -> int:
+        """Submit a long prompt and plan its first step; returns the nanoseconds over a usual plan."""
+        if self._long is None or not same:
+            self._long = self._ids(num_tokens)
+        self._long_id += 1
+        usual = min(self.step()[0] for _ in range(5))
+        started = time.thread_time_ns()
+        self._submit([(self._long_id, self._long, 40)])
+        submitted = time.thread_time_ns()
+        plan, _ = self.step()
+        return submitted - started + max(0, plan - usual)
+
+    def abort_long(self) -> None:
+        """End the long request and let its steps run out."""
+        self.scheduler.abort([self._long_id])
+        for _ in range(3):
+            self.step()
+
+    def _ids(self, count: int) -> bytes:
+        return self._random.integers(3, VOCAB_SIZE, size=count, dtype=np.uint32).tobytes()
+
+    def _submit(self, requests: list[tuple[int, bytes, int]]) -> None:
         rejected = self.scheduler.submit(
             [
                 {
-                    "request_id": number + 1,
-                    "token_ids": prompt.tobytes(),
-                    "max_new_tokens": new_tokens,
+                    "request_id": request_id,
+                    "token_ids": prompt,
+                    "max_new_tokens": max_new_tokens,
                     "ignore_eos": True,
                 }
-                for number, prompt in enumerate(prompts)
+                for request_id, prompt, max_new_tokens in requests
             ]
         )
         if rejected:
             raise RuntimeError(f"the scheduler rejected requests: {rejected[0]}")
-        self._ids = random.integers(3, VOCAB_SIZE, size=REQUESTS, dtype=np.int32)
-        self._planned = 0
-        self._in_flight = self._plan()
 
-    def prefill(self) -> None:
-        """Run steps until every request decodes."""
-        for _ in range(100 * REQUESTS):
-            self.step()
-            header = self._sets[self._in_flight % NUM_BUFFER_SETS]["header"]
-            if header[1] == 2 and header[2] == REQUESTS:
-                return
-        raise RuntimeError("the requests never all decoded")
-
-    def step(self) -> tuple[int, int]:
-        """Plan the next step, apply the one in flight; returns nanoseconds of both."""
-        oldest = self._sets[self._in_flight % NUM_BUFFER_SETS]
-        num_requests = int(oldest["header"][2])
-        samples = oldest["samples"][:num_requests]
-        ids = np.where(samples == 1, self._ids[:num_requests], np.int32(-1))
-        status = np.zeros(num_requests, np.uint8)
-        step_id = int(oldest["header"][0])
-        started = time.perf_counter_ns()
-        planned = self._plan()
-        middle = time.perf_counter_ns()
-        self.scheduler.apply(step_id, ids, status, self._planned)
-        finished = time.perf_counter_ns()
-        self._in_flight = planned
-        return middle - started, finished - middle
-
-    def _plan(self) -> int:
-        """Plan one step; returns its number, which gives its buffer set."""
+    def _plan(self) -> None:
         number = self._planned
-        if self.scheduler.next_plan(number % NUM_BUFFER_SETS, number) is None:
+        summary = self.scheduler.next_plan(number % NUM_BUFFER_SETS, number)
+        if summary is None:
             raise RuntimeError("the scheduler planned no step although requests run")
+        self.last_phase = summary.phase
+        self._in_flight.append(number)
         self._planned += 1
-        return number

@@ -25,6 +25,9 @@ const SPEC_KEYS: [&str; 14] = [
     "whole_extend",
 ];
 
+/// Ids that fit behind a prompt before it has to be copied.
+const SPARE_IDS: usize = 256;
+
 /// Reads a request.
 ///
 /// # Errors
@@ -99,5 +102,8 @@ fn ids(dict: &Bound<'_, PyDict>, key: &str) -> PyResult<Option<Vec<u32>>> {
         return Err(SchedulerError::new_err(message));
     }
     let to_id = |word: &[u8]| u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-    Ok(Some(words.map(to_id).collect()))
+    // Room for output: a long prompt must not move when its first token comes.
+    let mut ids = Vec::with_capacity(words.len() + SPARE_IDS);
+    ids.extend(words.map(to_id));
+    Ok(Some(ids))
 }

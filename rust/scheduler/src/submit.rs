@@ -56,8 +56,9 @@ impl Scheduler {
             return Err(("empty_prompt", "the prompt has no tokens".to_owned()));
         }
         let vocab_size = config.vocab_size;
-        let mut ids = spec.token_ids.iter().chain(&spec.stop_token_ids);
-        if let Some(id) = ids.find(|id| **id >= vocab_size) {
+        let largest = |ids: &[u32]| ids.iter().copied().fold(0, u32::max);
+        let id = largest(&spec.token_ids).max(largest(&spec.stop_token_ids));
+        if id >= vocab_size {
             let message = format!("token id {id} is outside the vocabulary of {vocab_size}");
             return Err(("invalid_token_id", message));
         }

@@ -293,6 +293,30 @@ proptest! {
     }
 }
 
+/// Operations of the long run; `DSSERVE_SCHEDULER_OPS` sets another number.
+const LONG_RUN_OPS: usize = 1_000_000;
+
+/// The same invariants over many more operations: `cargo test --release -- --ignored`.
+#[test]
+#[ignore = "minutes; run by make test-all"]
+fn invariants_hold_over_a_million_operations() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    let wanted = std::env::var("DSSERVE_SCHEDULER_OPS");
+    let wanted = wanted.ok().and_then(|text| text.parse().ok());
+    let mut left = wanted.unwrap_or(LONG_RUN_OPS);
+    let mut runner = TestRunner::deterministic();
+    let strategy = (any_config(), proptest::collection::vec(any_op(), 200..400));
+    while left > 0 {
+        let (config, ops) = strategy.new_tree(&mut runner).unwrap().current();
+        left = left.saturating_sub(ops.len());
+        let mut harness = Harness::new(&config);
+        harness.device.accepts_all = left % 3 == 0;
+        run_on(harness, &ops, 1 + left % 2);
+    }
+}
+
 /// The random runs above must reach what they are meant to test.
 #[test]
 fn random_runs_reach_every_mechanism() {
