@@ -1,4 +1,4 @@
-//! Single operations of the cache: match, insert of one page, evict, page hashes.
+//! Operations of the cache: match, insert of one page, evict, a turn in a full cache, page hashes.
 #![allow(
     missing_docs,
     reason = "criterion's macro makes an undocumented function"
@@ -111,6 +111,37 @@ fn bench_evict(criterion: &mut Criterion) {
     }
 }
 
+/// A full cache of unrelated 512-token leaves: evict 512 tokens, match (a miss), insert.
+fn bench_turn(criterion: &mut Criterion) {
+    let namespace = Namespace::default();
+    for num_leaves in [1024_u32, 8192, 65_536] {
+        let mut cache = new_cache(64, num_leaves * 8);
+        let mut tokens = vec![0_u32; 512];
+        let mut next = 0;
+        let mut row = Vec::new();
+        let mut turn = || {
+            next += 1;
+            tokens[0] = next;
+            let found = cache.match_prefix(&namespace, black_box(&tokens));
+            if cache.num_free() < 8 {
+                cache.evict(8);
+            }
+            row.clear();
+            assert!(cache.allocate(8, &mut row));
+            cache.insert_at(&namespace, found.node, &tokens, &row)
+        };
+        for _ in 0..num_leaves {
+            turn().expect("pages are held");
+        }
+        criterion.bench_function(
+            &format!("evict, match, insert at {num_leaves}"),
+            |bencher| {
+                bencher.iter(&mut turn);
+            },
+        );
+    }
+}
+
 fn bench_hash(criterion: &mut Criterion) {
     let namespace = Namespace::default();
     let tokens: Vec<u32> = (0..PROMPT_LEN).collect();
@@ -121,5 +152,12 @@ fn bench_hash(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, bench_match, bench_insert, bench_evict, bench_hash);
+criterion_group!(
+    benches,
+    bench_match,
+    bench_insert,
+    bench_evict,
+    bench_turn,
+    bench_hash
+);
 criterion_main!(benches);
