@@ -29,7 +29,7 @@ def test_run_writes_figures_with_their_circumstances(tmp_path: Path) -> None:
     assert {"date", "commit", "dirty", "load_average", "machine"} <= set(record)
     assert {"cpu", "cores", "system", "python"} <= set(record["machine"])
     figures = {figure["name"]: figure for figure in record["figures"]}
-    assert {"scheduler.plan_and_apply", "radix.match_whole", "radix.match_half"} <= set(figures)
+    assert {"scheduler.decode.256.step", "radix.match_whole", "radix.match_half"} <= set(figures)
     for figure in figures.values():
         assert 0 < figure["p50"] <= figure["p99"]
         assert figure["met"] in (True, False, None)
