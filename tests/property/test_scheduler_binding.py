@@ -288,3 +288,57 @@ def test_stats_count_and_pools_add_up() -> None:
     for pool in runner.scheduler.pool_table():
         states = ("free", "evictable", "locked", "private", "quarantined")
         assert sum(pool[state] for state in states) == pool["capacity"]
+
+
+def test_runs_of_drafts_cross_as_one_array_with_their_lengths() -> None:
+    scheduler, sets = registered(draft_len=2)
+    scheduler.submit([spec(1, [5] * 9, 20, ignore_eos=True), spec(2, [6] * 9, 20, ignore_eos=True)])
+    prefill = scheduler.next_plan(0, 0)
+    verify = scheduler.next_plan(1, 0)
+    assert prefill is not None
+    assert verify is not None
+    assert (verify.phase, verify.num_rows, verify.num_draft_tokens) == (3, 6, 4)
+    assert sets[1]["header"][11] == 4
+    ids, status = np.array([7, 7], np.int32), np.zeros(2, np.uint8)
+    scheduler.apply(prefill.step_id, ids, status, 0)
+    counts = np.array([3, 1], np.uint32)
+    with pytest.raises(_native.SchedulerError, match="results have 2"):
+        scheduler.apply(verify.step_id, ids, status, 0, counts)
+    runs = np.array([8, 9, 10, 11], np.int32)
+    outputs = scheduler.apply(verify.step_id, runs, status, 0, num_ids=counts)
+    assert np.frombuffer(outputs.token_offsets, np.uint32).tolist() == [0, 3, 4]
+    assert np.frombuffer(outputs.token_ids, np.uint32).tolist() == [8, 9, 10, 11]
+    assert np.frombuffer(outputs.output_lens, np.uint32).tolist() == [4, 2]
+    assert scheduler.stats()["accepted_tokens_total"] == 2
+    scheduler.check_invariants()
+
+
+def test_plans_carry_the_group_and_a_digest_that_changes_with_the_page_table() -> None:
+    scheduler, sets = registered(group_id=3)
+    scheduler.submit([spec(1, [5] * 9, 20, ignore_eos=True)])
+    digests = set()
+    for index in range(3):
+        summary = scheduler.next_plan(index, 0)
+        assert summary is not None
+        assert sets[index]["header"][10] == 3
+        digests.add(int(sets[index]["header"][9]))
+        scheduler.apply(summary.step_id, np.array([7], np.int32), np.zeros(1, np.uint8), 0)
+    assert len(digests) == 3
+
+
+def test_requests_carry_priority_tenant_and_deadline() -> None:
+    scheduler, _ = registered(priority={"enabled": True}, fair=True, max_running_requests=1)
+    requests = [
+        spec(1, [5] * 8, 4, priority=-1, tenant=2**64 - 1),
+        spec(2, [6] * 8, 4, priority=1, tenant=0),
+        spec(3, [7] * 8, 4, deadline_us=10),
+    ]
+    assert scheduler.submit(requests) == []
+    first = scheduler.next_plan(0, 10)
+    assert first is not None
+    assert first.admitted == [2]
+    outputs = scheduler.take_outputs()
+    assert np.frombuffer(outputs.request_ids, np.uint64).tolist() == [3]
+    assert list(outputs.finish_codes) == [8]
+    with pytest.raises(_native.SchedulerError, match="tenant"):
+        scheduler.submit([spec(4, [5], 1, tenant=-1)])
