@@ -73,6 +73,7 @@ pub struct TextStream {
     /// None: the text is given out as it comes.
     matcher: Option<Matcher>,
     stopped: Option<Stop>,
+    is_finished: bool,
     /// Decoded text that may be the beginning of a stop.
     held: String,
     num_tokens: u32,
@@ -90,17 +91,18 @@ impl TextStream {
             utf8: Utf8Stream::default(),
             matcher: Matcher::new(options.stop, options.stop_regex),
             stopped: None,
+            is_finished: false,
             held: String::new(),
             num_tokens: 0,
             progress: Progress::default(),
         }
     }
 
-    /// Takes the next ids. After a stop ids are ignored and not counted.
+    /// Takes the next ids. After a stop or the end ids are ignored and not counted.
     pub fn push(&mut self, ids: &[u32]) -> Piece {
         let mut text = String::new();
         for &id in ids {
-            if self.stopped.is_some() {
+            if self.is_over() {
                 break;
             }
             self.push_id(id, &mut text);
@@ -114,7 +116,7 @@ impl TextStream {
             return self.push(ids);
         };
         let mut piece = self.push(shown);
-        if self.stopped.is_none() {
+        if !self.is_over() {
             self.num_tokens += 1;
             self.progress
                 .hidden(self.matcher.is_some(), !self.utf8.is_empty());
@@ -128,7 +130,8 @@ impl TextStream {
     /// A second call gives nothing.
     pub fn finish(&mut self) -> Piece {
         let mut text = String::new();
-        if self.stopped.is_none() {
+        if !self.is_over() {
+            self.is_finished = true;
             let mut fresh = String::new();
             self.utf8.finish(&mut fresh);
             self.progress.decoded(&fresh, false, 0);
@@ -145,6 +148,10 @@ impl TextStream {
     #[must_use]
     pub fn stop_text(&self) -> Option<&str> {
         self.matcher.as_ref()?.text(self.stopped?)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_finished || self.stopped.is_some()
     }
 
     fn push_id(&mut self, id: u32, text: &mut String) {

@@ -316,3 +316,13 @@ fn bad_stop_strings_are_refused() {
     assert!(long.unwrap_err().to_string().contains("80000 bytes"));
     assert!(StopSet::new(Vec::new()).unwrap().is_none());
 }
+
+#[test]
+fn ids_after_the_end_are_ignored() {
+    let mut stream = stream(StreamOptions::default());
+    let ids = TOKENIZER.encode("ab", false).unwrap();
+    stream.push(&ids);
+    assert_eq!(stream.finish().kept_tokens, 2);
+    assert_eq!(stream.push(&ids).text, "");
+    assert_eq!(stream.push_stop_token(&ids).kept_tokens, 2);
+}

@@ -129,6 +129,27 @@ fn a_million_texts_have_the_ids_of_the_reference() {
     runner.run(&awkward(), |text| check(&text)).unwrap();
 }
 
+/// A byte 0 once led back to the beginning of the table of tokens.
+#[test]
+fn every_byte_may_follow_every_other() {
+    let chars: Vec<char> = (0..128u8)
+        .map(char::from)
+        .chain(['é', '你', '👩'])
+        .collect();
+    let pairs = chars
+        .iter()
+        .flat_map(|first| chars.iter().map(move |second| [first, second]));
+    let texts: Vec<String> = pairs
+        .map(|[first, second]| format!("{first}{second},a"))
+        .collect();
+    for pair in PAIRS.iter() {
+        let expected = pair.reference.encode_batch(&texts, true).unwrap();
+        for (text, expected) in texts.iter().zip(expected) {
+            assert_eq!(pair.fast.encode(text, true).unwrap(), expected, "{text:?}");
+        }
+    }
+}
+
 #[test]
 fn messages_of_an_earlier_turn_come_from_the_cache() {
     let dir = common::write(&Spec::default());

@@ -24,6 +24,33 @@ type Candidate = (u32, usize);
 pub(crate) struct Scratch {
     /// One bit for each place of the piece: no way on from here.
     dead: Vec<u64>,
+    /// Answers given lately, whether two tokens may stand side by side.
+    answers: Answers,
+}
+
+const NUM_ANSWERS: usize = 1 << 12;
+
+/// A pair of tokens and whether the second may follow the first, by hash; a new one replaces the old.
+struct Answers(Vec<(u32, u32)>);
+
+impl Default for Answers {
+    fn default() -> Self {
+        // No token follows itself by this number.
+        Self(vec![(u32::MAX, u32::MAX); NUM_ANSWERS])
+    }
+}
+
+impl Answers {
+    fn get(&mut self, left: u32, right: u32, ask: impl FnOnce() -> bool) -> bool {
+        let hash = (left ^ right.rotate_left(16)).wrapping_mul(0x9E37_79B1) >> 20;
+        let known = &mut self.0[hash as usize % NUM_ANSWERS];
+        if known.0 == left && known.1 >> 1 == right {
+            return known.1 & 1 == 1;
+        }
+        let answer = ask();
+        *known = (left, right << 1 | u32::from(answer));
+        answer
+    }
 }
 
 impl Bpe {
@@ -50,7 +77,7 @@ impl Bpe {
         }
         scratch.dead.clear();
         scratch.dead.resize(piece.len() / 64 + 1, 0);
-        self.walk(piece, (longest, len), &mut scratch.dead, first, out);
+        self.walk(piece, (longest, len), scratch, first, out);
         for token in &mut out[first..] {
             *token = self.merges.id(*token);
         }
@@ -61,7 +88,7 @@ impl Bpe {
         &self,
         piece: &[u8],
         longest: Candidate,
-        dead: &mut [u64],
+        scratch: &mut Scratch,
         first: usize,
         out: &mut Vec<u32>,
     ) {
@@ -70,7 +97,7 @@ impl Bpe {
         while at < piece.len() {
             let last = out[first..].last().copied();
             let last = last.map(|last| (last, self.seams.at(piece, at)));
-            if let Some((token, len)) = self.fitting(candidate, last, at, dead) {
+            if let Some((token, len)) = self.fitting(candidate, last, at, scratch) {
                 out.push(token);
                 at += len;
                 if at < piece.len() {
@@ -78,7 +105,7 @@ impl Bpe {
                 }
             } else {
                 let last = out.pop().expect("the empty text has an encoding");
-                dead[at / 64] |= 1 << (at % 64);
+                scratch.dead[at / 64] |= 1 << (at % 64);
                 at -= self.merges.token_len(last);
                 candidate = self.shorter(last);
             }
@@ -91,13 +118,19 @@ impl Bpe {
         mut candidate: Option<Candidate>,
         last: Option<(u32, Seam)>,
         at: usize,
-        dead: &[u64],
+        scratch: &mut Scratch,
     ) -> Option<Candidate> {
         while let Some((token, len)) = candidate {
             let end = at + len;
-            let is_dead = dead[end / 64] >> (end % 64) & 1 == 1;
-            let may_follow = |(last, seam)| self.merges.may_follow(last, token, seam);
-            if !is_dead && last.is_none_or(may_follow) {
+            let is_dead = scratch.dead[end / 64] >> (end % 64) & 1 == 1;
+            let may_follow = match last {
+                _ if is_dead => false,
+                None | Some((_, Seam::Clear)) => true,
+                Some((last, seam)) => scratch
+                    .answers
+                    .get(last, token, || self.merges.may_follow(last, token, seam)),
+            };
+            if may_follow {
                 return candidate;
             }
             candidate = self.shorter(token);

@@ -171,7 +171,8 @@ impl Merges {
                 && self.stays_apart(left, right, token, false))
     }
 
-    /// Whether the encoding of the bytes of both tokens together is these two tokens.
+    /// Whether the encoding of the bytes of both tokens together is these two tokens; they may always
+    /// be where the seam is clear.
     pub(crate) fn may_follow(&self, left: u32, right: u32, seam: Seam) -> bool {
         seam == Seam::Clear || self.stays_apart(left, right, u32::MAX, seam == Seam::NoShortHalves)
     }

@@ -6,12 +6,12 @@
 
 use super::hash::mix;
 use super::merges::{Merges, NUM_BYTES};
-use std::collections::BTreeMap;
 
 /// How many bytes on either side are looked at.
 pub(crate) const REACH: usize = 3;
 const BITS_PER_MERGE: usize = 32;
 const MIN_FILTER_WORDS: usize = 64;
+const NUM_BYTE_PAIRS: usize = 1 << 16;
 
 /// What the bytes around a place say about merges over it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,30 +27,31 @@ pub(crate) enum Seam {
 pub(crate) struct Seams {
     /// Those of halves of at least [`REACH`] bytes.
     long: Filter,
-    /// Those of shorter halves, by the lengths of both.
-    short: Vec<(usize, usize, Filter)>,
+    /// Those of shorter halves, which are few: a bit for the two bytes at the seam.
+    short: Vec<u64>,
 }
 
 impl Seams {
     pub(crate) fn of(merges: &Merges) -> Self {
-        let mut seams: BTreeMap<(usize, usize), Vec<u64>> = BTreeMap::new();
+        let mut long = Vec::new();
+        let mut short = vec![0; NUM_BYTE_PAIRS / 64];
         for token in NUM_BYTES..merges.len() {
             let (left, right) = merges.halves(token);
             let (left, right) = (merges.bytes(left), merges.bytes(right));
-            if !is_between(left[left.len() - 1], right[0]) {
+            let (last, first) = (left[left.len() - 1], right[0]);
+            if !is_between(last, first) {
                 continue;
             }
-            let (before, after) = (left.len().min(REACH), right.len().min(REACH));
-            let seam = hash(&left[left.len() - before..], &right[..after]);
-            seams.entry((before, after)).or_default().push(seam);
+            if left.len() < REACH || right.len() < REACH {
+                let pair = byte_pair(last, first);
+                short[pair / 64] |= 1 << (pair % 64);
+            } else {
+                long.push(hash(&left[left.len() - REACH..], &right[..REACH]));
+            }
         }
-        let long = seams.remove(&(REACH, REACH)).unwrap_or_default();
         Self {
             long: Filter::of(&long),
-            short: seams
-                .into_iter()
-                .map(|((before, after), seams)| (before, after, Filter::of(&seams)))
-                .collect(),
+            short,
         }
     }
 
@@ -59,19 +60,22 @@ impl Seams {
         if at < REACH || text.len() < at + REACH || !is_between(text[at - 1], text[at]) {
             return Seam::Unknown;
         }
-        let seam = |before, after| hash(&text[at - before..at], &text[at..at + after]);
-        let has_short = self
-            .short
-            .iter()
-            .any(|(before, after, filter)| filter.may_have(seam(*before, *after)));
-        if has_short {
+        let pair = byte_pair(text[at - 1], text[at]);
+        if self.short[pair / 64] >> (pair % 64) & 1 == 1 {
             Seam::Unknown
-        } else if self.long.may_have(seam(REACH, REACH)) {
+        } else if self
+            .long
+            .may_have(hash(&text[at - REACH..at], &text[at..at + REACH]))
+        {
             Seam::NoShortHalves
         } else {
             Seam::Clear
         }
     }
+}
+
+fn byte_pair(last: u8, first: u8) -> usize {
+    usize::from(last) << 8 | usize::from(first)
 }
 
 /// One bit for each of more hashes than there are members.

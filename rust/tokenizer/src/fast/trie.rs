@@ -24,6 +24,9 @@ impl Node {
     const FREE: Self = Self(0);
     const IS_USED: u64 = 1 << 8;
     const IS_LEAF: u64 = 1 << 9;
+    /// The root is nobody's child, whatever offset others have.
+    const IS_ROOT: u64 = 1 << 10;
+    const CHILD_BITS: u64 = 0xFF | Self::IS_USED | Self::IS_ROOT;
     const NO_TOKEN: u64 = (1 << 24) - 1;
 
     fn new(byte: u8) -> Self {
@@ -31,7 +34,7 @@ impl Node {
     }
 
     fn is_child_for(self, byte: u8) -> bool {
-        self.0 & 0x1FF == u64::from(byte) | Self::IS_USED
+        self.0 & Self::CHILD_BITS == u64::from(byte) | Self::IS_USED
     }
 
     fn is_used(self) -> bool {
@@ -97,7 +100,7 @@ impl Trie {
             room: vec![BLOCK - 1],
             is_offset_used: vec![false; BLOCK],
         };
-        builder.trie.nodes[ROOT] = Node::new(0);
+        builder.trie.nodes[ROOT] = Node(Node::new(0).0 | Node::IS_ROOT);
         builder.build(&tokens);
         let Builder { trie, .. } = builder;
         if trie.nodes.len().max(trie.tails.len()) >= MAX_OFFSET || tokens.len() >= MAX_OFFSET {
