@@ -96,9 +96,13 @@ fn nobody_is_preempted_in_the_step_that_computes_the_rest_of_its_prompt() {
         ..spec(1, prompt(1, 40), 50)
     }]);
     run_step(&mut s);
-    s.submit(vec![urgent(2, 20)]);
+    // Short enough for what the step has left.
+    s.submit(vec![RequestSpec {
+        priority: Some(20),
+        ..spec(2, prompt(2, 5), 50)
+    }]);
     let plan = s.next_plan(0).unwrap().unwrap().clone();
-    assert_eq!(plan.request_id, [1]);
+    assert_eq!((&plan.request_id[..], plan.samples[0]), (&[1][..], 1));
     assert_eq!(s.stats().counters.preempted, 0, "its rows are in the plan");
     s.check_invariants().unwrap();
     common::steps::apply(&mut s, &plan);
