@@ -354,7 +354,8 @@ fn resident_bytes() -> Outcome<u64> {
     Ok(kilobytes.ok_or("no VmRSS")?.parse::<u64>()? * 1024)
 }
 
-/// Arguments: `memory` and a variant (`""`, `+window`, `+events`), or page sizes (default 64, 256).
+/// Arguments: a workload, a page size and a variant (`""`, `+window`, `+events`), or page sizes
+/// (default 64, 256) for all but `memory`.
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let all = [With::Nothing, With::Window, With::Events];
@@ -363,7 +364,12 @@ fn main() -> Outcome<()> {
         return match (what.as_str(), with) {
             ("memory", Some(with)) => memory(page_size.parse()?, with),
             ("evict", Some(with)) => evictions(page_size.parse()?, with),
-            _ => Err("usage: workloads [memory|evict PAGE_SIZE VARIANT | PAGE_SIZE..]".into()),
+            ("chat", Some(with)) => report("chat/128K", page_size.parse()?, with, chat),
+            ("sysmix", Some(with)) => report("sysmix/10000", page_size.parse()?, with, sysmix),
+            _ => Err(
+                "usage: workloads [memory|evict|chat|sysmix PAGE_SIZE VARIANT | PAGE_SIZE..]"
+                    .into(),
+            ),
         };
     }
     let mut page_sizes = Vec::new();
