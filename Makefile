@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench soak eval-tiny docs wheel clean
+.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench bench-peers soak eval-tiny docs wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ fmt: build ## Format Rust and Python code
 
 bench: build ## Measure speed; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks $(ARGS)
+
+bench-peers: build ## Measure the core beside other engines that are installed; PEERS_PYTHON=their python
+	PYTHONPATH=python:kernels:. $(or $(PEERS_PYTHON),$(BIN)/python) -m benchmarks.peers $(ARGS)
 
 soak: build ## Run the engine under random load and look for leaks; SECONDS=1800 ARGS="--rate 2000"
 	$(BIN)/python -m benchmarks.soak --seconds $(or $(SECONDS),1800) $(ARGS)
