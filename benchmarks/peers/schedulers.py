@@ -62,7 +62,7 @@ class OurSteps:
     """`dsserve._native.Scheduler`, overlapped: step N+1 is planned before step N is applied."""
 
     def __init__(self, running: int, sizes: Sizes) -> None:
-        self._new_tokens = 40 * sizes.steps * sizes.rounds + 1000
+        self._new_tokens = sizes.tokens_of_steps
         context = max(sizes.prompt_tokens + self._new_tokens, sizes.long_tokens + 1064)
         pages = running * ((sizes.prompt_tokens + self._new_tokens) // PAGE_SIZE + 2)
         self._scheduler = Scheduler(
@@ -89,7 +89,7 @@ class OurSteps:
 
     def start(self, prompts: list[NDArray[np.uint32]]) -> None:
         """Submit the prompts and run until all decode."""
-        self._submit(prompts, self._new_tokens)
+        self._submit([prompt.tobytes() for prompt in prompts], self._new_tokens)
         self._plan()
         while self.is_prefilling:
             self.step()
@@ -111,8 +111,9 @@ class OurSteps:
 
     def arrive(self, prompt: NDArray[np.uint32]) -> tuple[int, int]:
         """Submit the long prompt and run the step that admits it."""
+        ids = prompt.tobytes()
         started = time.thread_time_ns()
-        self._submit([prompt], 1000)
+        self._submit([ids], 1000)
         submitted = time.thread_time_ns() - started
         return submitted, self.step()[0]
 
@@ -126,14 +127,14 @@ class OurSteps:
         """Recount."""
         self._scheduler.check_invariants()
 
-    def _submit(self, prompts: list[NDArray[np.uint32]], new_tokens: int) -> None:
+    def _submit(self, prompts: list[bytes], new_tokens: int) -> None:
         first = self._last_id + 1
         self._last_id += len(prompts)
         rejected = self._scheduler.submit(
             [
                 {
                     "request_id": first + number,
-                    "token_ids": prompt.tobytes(),
+                    "token_ids": prompt,
                     "max_new_tokens": new_tokens,
                     "ignore_eos": True,
                 }

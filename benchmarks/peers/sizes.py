@@ -55,6 +55,13 @@ class Sizes:
     streams: tuple[int, ...] = (64, 1024)
     stream_steps: int = 100
 
+    @property
+    def tokens_of_steps(self) -> int:
+        """Output tokens that a running request needs room for in all rounds."""
+        chunks = -(-self.long_tokens // self.chunk)
+        prefill_steps = max(self.running) * self.prompt_tokens // self.chunk
+        return (self.steps + 2 * chunks + 20) * self.rounds + prefill_steps + 100
+
 
 FULL = Sizes()
 TINY = Sizes(

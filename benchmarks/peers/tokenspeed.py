@@ -80,7 +80,7 @@ class TokenSpeedSteps:
 
     def __init__(self, module: Any, running: int, sizes: Sizes) -> None:
         self._module = module
-        new_tokens = 40 * sizes.steps * sizes.rounds + 1000
+        new_tokens = sizes.tokens_of_steps
         pages = running * ((sizes.prompt_tokens + new_tokens) // PAGE_SIZE + 2)
         self._new_tokens = new_tokens
         self._lengths: dict[str, int] = {}
