@@ -117,16 +117,19 @@ impl Node {
 }
 
 /// All nodes. Indexing a slot that is not in use is a bug of this crate.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Arena {
     slots: Vec<Node>,
     vacant: Vec<u32>,
 }
 
 impl Arena {
-    /// An arena with [`VOID`] in it.
-    pub(crate) fn new() -> Self {
-        let mut arena = Self::default();
+    /// An arena with [`VOID`] in it and room for `capacity` nodes.
+    pub(crate) fn new(capacity: usize) -> Self {
+        let mut arena = Self {
+            slots: Vec::with_capacity(capacity),
+            vacant: Vec::new(),
+        };
         let void = arena.insert(Node::new(Box::default(), NIL, VOID, 0));
         debug_assert_eq!(void, VOID);
         arena
@@ -221,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_handle_is_stale_once_its_slot_is_reused() {
-        let mut arena = Arena::new();
+        let mut arena = Arena::new(0);
         let index = arena.insert(node());
         let handle = arena.handle(index);
         assert_eq!(arena.resolve(handle), Ok(index));
@@ -239,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_cut_keeps_the_head_and_makes_handles_stale() {
-        let mut arena = Arena::new();
+        let mut arena = Arena::new(0);
         let index = arena.insert(Node::new(Box::from([1, 2, 3, 4, 5]), VOID, VOID, 9));
         let handle = arena.handle(index);
         for num_pages in (1..5).rev() {
@@ -260,6 +263,6 @@ mod tests {
             index: 9,
             generation: 1,
         };
-        assert!(Arena::new().resolve(handle).is_err());
+        assert!(Arena::new(0).resolve(handle).is_err());
     }
 }

@@ -50,6 +50,15 @@ pub struct RadixCache {
     pub(crate) num_tail_receipts: u32,
 }
 
+/// Nodes to reserve room for at the start.
+///
+/// A table that grows while requests run stalls them: moving 65,536 nodes takes milliseconds. Room
+/// that is not used costs address space only (and a byte a node in the child index).
+fn expected_nodes(num_pages: u32) -> usize {
+    const MOST: u32 = 1 << 20;
+    (num_pages / 4).min(MOST) as usize
+}
+
 /// Pages of one component by owner; the four parts add up to `num_pages`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -73,20 +82,21 @@ impl RadixCache {
     /// [`CacheError::InvalidConfig`] names the field that is wrong.
     pub fn new(config: CacheConfig) -> Result<Self, CacheError> {
         config.check()?;
-        let trailing = config
-            .components()
-            .filter_map(|(kind, component)| Trailing::new(kind, component, config.page_size));
+        let capacity = expected_nodes(config.num_pages);
+        let trailing = config.components().filter_map(|(kind, component)| {
+            Trailing::new(kind, component, config.page_size, capacity)
+        });
         let trailing: Vec<Trailing> = trailing.collect();
         let all_lists = trailing.iter().all(|trailing| trailing.order.is_list());
-        let order = EvictionOrder::new(config.policy);
+        let order = EvictionOrder::new(config.policy, capacity);
         Ok(Self {
             config,
-            arena: Arena::new(),
-            children: ChildIndex::default(),
+            arena: Arena::new(capacity),
+            children: ChildIndex::new(capacity),
             hasher: ChildHasher::new(),
             namespaces: Namespaces::default(),
             retired: Retired::default(),
-            uses: Uses::new(!(all_lists && order.is_list())),
+            uses: Uses::new(!(all_lists && order.is_list()), capacity),
             order,
             pool: PagePool::new(config.num_pages),
             tokens: TokenStore::new(config.page_size, config.num_pages),

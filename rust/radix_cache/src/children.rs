@@ -37,6 +37,13 @@ pub(crate) struct ChildIndex {
 }
 
 impl ChildIndex {
+    /// An empty index with room for `capacity` nodes.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            heads: HashMap::with_capacity_and_hasher(capacity, BuildHasherDefault::default()),
+        }
+    }
+
     /// First node with this key, or [`NIL`]; others follow through `next_same_key`.
     pub(crate) fn head(&self, key: u64) -> u32 {
         self.heads.get(&key).copied().unwrap_or(NIL)
@@ -89,7 +96,7 @@ mod tests {
     #[test]
     fn nodes_with_one_key_can_be_removed_in_any_order() {
         for (position, rest) in [(0, [2, 3]), (1, [1, 3]), (2, [1, 2])] {
-            let mut arena = Arena::new();
+            let mut arena = Arena::new(0);
             let mut index = ChildIndex::default();
             let nodes: Vec<u32> = (0..3)
                 .map(|_| arena.insert(Node::new(Box::from([1]), VOID, VOID, 1)))

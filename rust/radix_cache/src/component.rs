@@ -69,8 +69,13 @@ pub(crate) struct Trailing {
 }
 
 impl Trailing {
-    /// `None` for components that the tree does not hold.
-    pub(crate) fn new(kind: Component, config: ComponentConfig, page_size: u32) -> Option<Self> {
+    /// `None` for components that the tree does not hold. With room for `capacity` nodes.
+    pub(crate) fn new(
+        kind: Component,
+        config: ComponentConfig,
+        page_size: u32,
+        capacity: usize,
+    ) -> Option<Self> {
         let window = match config.retention {
             Retention::Path => u32::MAX,
             Retention::Trailing(window) => window,
@@ -82,8 +87,8 @@ impl Trailing {
             page_tokens: config.page_tokens,
             pages_per_page: page_size / config.page_tokens,
             pool: PagePool::new(config.num_pages),
-            tails: Vec::new(),
-            order: EvictionOrder::new(config.policy),
+            tails: Vec::with_capacity(capacity),
+            order: EvictionOrder::new(config.policy, capacity),
             num_evictable: 0,
             scratch: Vec::new(),
         })
@@ -192,12 +197,12 @@ mod tests {
 
     /// A root, a node of 4 pages and one of 2 below it, with page size 4 and pages of 2 tokens.
     fn chain(window: u32, first: u32, second: u32) -> (Arena, Trailing, [u32; 3]) {
-        let mut arena = Arena::new();
+        let mut arena = Arena::new(0);
         let root = arena.insert(Node::new(Box::default(), NIL, VOID, 0));
         let parent = arena.insert(Node::new(Box::from([1, 2, 3, 4]), root, root, 4));
         let child = arena.insert(Node::new(Box::from([5, 6]), parent, root, 6));
         let config = ComponentConfig::new(Retention::Trailing(window), 2, 99);
-        let mut trailing = Trailing::new(Component::Window, config, 4).unwrap();
+        let mut trailing = Trailing::new(Component::Window, config, 4, 0).unwrap();
         let pages: Vec<PageId> = (0..first.max(second)).collect();
         trailing.tail_mut(parent).pages = PageRun::from(&pages[..first as usize]);
         trailing.tail_mut(child).pages = PageRun::from(&pages[..second as usize]);

@@ -61,15 +61,16 @@ pub(crate) struct EvictionOrder {
 }
 
 impl EvictionOrder {
-    pub(crate) fn new(policy: EvictionPolicy) -> Self {
+    /// An empty order with room for `capacity` nodes.
+    pub(crate) fn new(policy: EvictionPolicy, capacity: usize) -> Self {
         let kind = match policy {
             EvictionPolicy::Lru => Kind::List {
-                links: Vec::new(),
+                links: Vec::with_capacity(capacity),
                 ends: [EMPTY; 2],
             },
             _ => Kind::Sorted {
                 set: BTreeSet::new(),
-                ranks: Vec::new(),
+                ranks: Vec::with_capacity(capacity),
             },
         };
         Self { policy, kind }

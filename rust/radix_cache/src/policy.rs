@@ -51,11 +51,11 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
-    pub(crate) fn new(is_kept: bool) -> Self {
+    pub(crate) fn new(is_kept: bool, capacity: usize) -> Self {
         Self {
             is_kept,
             clock: 0,
-            of_node: Vec::new(),
+            of_node: Vec::with_capacity(if is_kept { capacity } else { 0 }),
         }
     }
 
