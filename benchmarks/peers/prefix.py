@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import struct
@@ -30,6 +31,8 @@ BATCH = 32
 #: Leaves from which on filling a cache takes so long that one round must do.
 MANY_LEAVES = 20_000
 MATCH_NS, BOTH_NS, PROMPT_US, EVICT_US, MEMORY_BYTES = 0.7, 1.5, 4.0, 20.0, 8.0
+WINDOW_TIMES, GROWTH_TIMES = 1.2, 1.5
+WINDOWED = ", window"
 WHOLE = "match = admission, insert = end of the request"
 
 
@@ -40,6 +43,8 @@ def measure(kinds: Sequence[CacheKind], sizes: Sizes, rows: Rows) -> None:
     _sysmix(kinds, sizes, rows)
     for leaves in sizes.leaves:
         _evict(kinds, leaves, sizes, rows)
+    if sizes.leaves:
+        _ratios(sizes, rows)
 
 
 def _ids(random: np.random.Generator, count: int) -> NDArray[np.uint32]:
@@ -47,11 +52,18 @@ def _ids(random: np.random.Generator, count: int) -> NDArray[np.uint32]:
 
 
 def _suffix(kind: CacheKind) -> str:
-    return ", window" if kind.has_window else ""
+    return WINDOWED if kind.has_window else ""
 
 
-def _note(kind: CacheKind) -> str:
-    return WHOLE if kind.is_whole_request else ""
+def _evict_name(leaves: int) -> str:
+    return f"evict 512 + match + insert, {leaves:,} leaves"
+
+
+def _note(kind: CacheKind, hits: Sequence[int] = (), num_tokens: int = 0) -> str:
+    parts = [WHOLE] if kind.is_whole_request else []
+    if num_tokens:
+        parts.append(f"{sum(hits) / num_tokens:.1%} of the tokens hit")
+    return "; ".join(parts)
 
 
 def _bar(kind: CacheKind, value: float) -> float | None:
@@ -79,7 +91,7 @@ def _chat(kinds: Sequence[CacheKind], sizes: Sizes, rows: Rows) -> None:
                     kind.name,
                     value,
                     bar=_bar(kind, bar),
-                    note=_note(kind),
+                    note=_note(kind, hit, num_tokens),
                 )
     for name, hit in hits.items():
         if hit != hits[OURS]:
@@ -120,10 +132,11 @@ def _sysmix(kinds: Sequence[CacheKind], sizes: Sizes, rows: Rows) -> None:
     weights = 1 / np.arange(1, NUM_SYSTEMS + 1)
     chosen = random.choice(NUM_SYSTEMS, sizes.sysmix_prompts, p=weights / weights.sum())
     prompts = [np.concatenate([systems[number], _ids(random, LEAF)]) for number in chosen]
+    num_tokens = sum(prompt.size for prompt in prompts)
     pool = (sizes.sysmix_prompts + 8 * NUM_SYSTEMS) * LEAF
     for _ in range(sizes.rounds):
         for kind in kinds:
-            timings, _ = _turns(kind.build(pool), prompts)
+            timings, hit = _turns(kind.build(pool), prompts)
             match_us, insert_us = (float(value) / 1e3 for value in np.median(timings, axis=0))
             for name, value, bar in (("match", match_us, PROMPT_US), ("insert", insert_us, None)):
                 rows.add(
@@ -132,7 +145,7 @@ def _sysmix(kinds: Sequence[CacheKind], sizes: Sizes, rows: Rows) -> None:
                     kind.name,
                     value,
                     bar=None if bar is None else _bar(kind, bar),
-                    note=_note(kind),
+                    note=_note(kind, hit, num_tokens),
                 )
         rows.add("sysmix match", "us", f"{OURS}, {BATCH} a call", _batched(pool, prompts))
 
@@ -157,7 +170,7 @@ def _evict(kinds: Sequence[CacheKind], leaves: int, sizes: Sizes, rows: Rows) ->
         for kind in kinds:
             samples = _replacements(kind.build(leaves * LEAF), leaves, sizes)
             rows.add(
-                f"evict 512 + match + insert, {leaves:,} leaves{_suffix(kind)}",
+                _evict_name(leaves) + _suffix(kind),
                 "us",
                 kind.name,
                 statistics.median(samples) / 1e3,
@@ -189,6 +202,21 @@ def _replacements(cache: PrefixCache, leaves: int, sizes: Sizes) -> list[float]:
     return samples
 
 
+def _ratios(sizes: Sizes, rows: Rows) -> None:
+    """Add what a window costs on top, and how eviction grows with the leaves, within each implementation."""
+    values = {(row.workload, row.implementation): row.value for row in rows.all()}
+    for (workload, name), value in values.items():
+        plain = values.get((workload.removesuffix(WINDOWED), name))
+        # With a window the prompts of `sysmix` share nothing: no prompt ends where they part.
+        if workload.endswith(WINDOWED) and plain and not workload.startswith("sysmix"):
+            label = f"window on top, {workload.removesuffix(WINDOWED)}"
+            rows.add(label, "times", name, value / plain, bar=WINDOW_TIMES)
+    least, most = (_evict_name(leaves) for leaves in (min(sizes.leaves), max(sizes.leaves)))
+    for name in [name for workload, name in values if workload == most]:
+        growth = values[most, name] / values[least, name]
+        rows.add("evict, most leaves over least", "times", name, growth, bar=GROWTH_TIMES)
+
+
 def _memory(kinds: Sequence[CacheKind], sizes: Sizes, rows: Rows) -> None:
     builders: list[tuple[str, Callable[[int], PrefixCache]]] = [
         (kind.name, kind.build) for kind in kinds if not kind.has_window
@@ -208,7 +236,8 @@ def _grown_bytes(build: Callable[[int], PrefixCache], sizes: Sizes) -> float:
     cache = build(num_tokens + 64 * LEAF)
     before = 0
     for number in range(sizes.memory_prompts + 8):
-        if number == 8:  # what the first calls load is not counted
+        if number == 8:  # what the first calls load is not counted, nor may it hide what follows
+            ctypes.CDLL(None).malloc_trim(0)
             before = _resident_bytes()
         key = cache.key(_ids(random, LEAF))
         cache.insert(key, cache.match(key))

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from benchmarks.peers.rows import Row, Rows
 
+RATIO = "times"
+
 
 def markdown(rows: Rows, loads: Sequence[str], left_out: Sequence[str]) -> str:
     """Return a table with a line a workload: ours, the bar, and every peer with its ratio to ours."""
@@ -47,9 +49,13 @@ def _bar(ours: Row | None) -> str:
 
 def _peer(row: Row, ours: Row | None) -> str:
     ratio = ""
-    if ours is not None and ours.value > 0 and row.value > 0:
-        ratio = f", x{row.value / ours.value:.2g}"
+    if row.unit != RATIO and ours is not None and ours.value > 0 and row.value > 0:
+        ratio = f", x{_ratio(row.value / ours.value)}"
     return f"{row.implementation} {_spread(row)}{ratio}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _spread(row: Row) -> str:

@@ -116,7 +116,7 @@ def _encode(
             rows.add(f"encode, {kind}", "ns/token", name, spent[name])
         if FASTOKENS in spent:
             ratio = spent[OURS] / spent[FASTOKENS]
-            rows.add(f"encode, {kind}, over {FASTOKENS}", "x", OURS, ratio, bar=MAX_RATIO)
+            rows.add(f"encode, {kind}, over {FASTOKENS}", "times", OURS, ratio, bar=MAX_RATIO)
 
 
 def _detokenise(

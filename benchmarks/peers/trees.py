@@ -64,7 +64,7 @@ def our_kinds() -> list[CacheKind]:
 
 
 class OurCache:
-    """`dsserve._native.RadixCache`; its insert allocates the pages and builds the row of them."""
+    """`dsserve._native.RadixCache`; its insert allocates the pages, builds the row of them, and frees doubles."""
 
     def __init__(
         self, num_tokens: int, *, has_window: bool = False, has_hashes: bool = False
@@ -96,14 +96,21 @@ class OurCache:
         own = _held(self.cache.allocate(key.size // PAGE_SIZE - pages.size))
         row = np.concatenate([pages, own])
         if not self._has_window:
-            self.cache.insert(NAMESPACE, key, row, start=node)
+            _, _, replaced = self.cache.insert(NAMESPACE, key, row, start=node)
+            self._free(replaced)
             return
         tail = _held(self.cache.allocate_component("window", WINDOW // PAGE_SIZE))
         tails = {"window": tail}
-        _, _, _, kept = self.cache.insert_tails(NAMESPACE, key, row, tails, start=node)
-        doubles = [own_page for _, _, replaced in kept for _, own_page, _ in replaced]
+        _, _, replaced, kept = self.cache.insert_tails(NAMESPACE, key, row, tails, start=node)
+        self._free(replaced)
+        doubles = [own_page for _, _, twice in kept for _, own_page, _ in twice]
         if doubles:
             self.cache.free_component("window", np.array(doubles, np.uint32))
+
+    def _free(self, replaced: list[tuple[int, int, int]]) -> None:
+        """Give back pages of what another prompt had inserted meanwhile."""
+        if replaced:
+            self.cache.free(np.array([own for _, own, _ in replaced], np.uint32))
 
     def evict(self, num_tokens: int) -> None:
         """Least recently used leaves."""
