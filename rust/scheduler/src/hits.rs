@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use crate::prefill::usable_hit;
+use crate::queue::Place;
 use crate::request::Request;
 use crate::scheduler::Scheduler;
 use crate::state::State;
@@ -13,6 +14,8 @@ use crate::table::Key;
 
 /// Waiting requests whose prompt is looked up again in one step; the rest keep a stale order.
 pub(crate) const MAX_REMATCHES: usize = 128;
+/// Waiting requests whose match is checked in one step after an eviction, which takes no lookup.
+const MAX_CHECKS: usize = 1024;
 /// Steps between two touches of what waiting requests will need.
 const HOLD_INTERVAL: u64 = 32;
 /// Watches that may be left over before the dead ones are swept out.
@@ -25,6 +28,9 @@ pub(crate) struct Hits {
     watchers: HashMap<u64, Vec<Key>>,
     /// Entries of `watchers`, dead ones included.
     num_watches: usize,
+    /// Requests to check since something was evicted, from which place on.
+    unchecked: usize,
+    checked_to: Place,
 }
 
 /// Name of the page that follows the first `len` tokens of a prompt.
@@ -83,8 +89,12 @@ impl Scheduler {
 
     /// Looks up prompts whose match may have changed, [`MAX_REMATCHES`] at most.
     pub(crate) fn refresh_hits(&mut self) {
-        if self.num_evictions_seen != self.counters.evicted_pages + self.counters.flushed_pages {
-            self.num_evictions_seen = self.counters.evicted_pages + self.counters.flushed_pages;
+        let num_evictions = self.counters.evicted_pages + self.counters.flushed_pages;
+        if self.num_evictions_seen != num_evictions {
+            self.num_evictions_seen = num_evictions;
+            self.hits.unchecked = self.waiting.len();
+        }
+        if self.hits.unchecked > 0 {
             self.find_evicted();
         }
         let mut left = MAX_REMATCHES;
@@ -101,9 +111,13 @@ impl Scheduler {
         }
     }
 
-    /// Marks the waiting requests whose matched node is gone.
+    /// Marks the waiting requests whose matched node is gone: the next [`MAX_CHECKS`] of the queue.
     fn find_evicted(&mut self) {
-        for key in self.waiting.iter() {
+        let count = self.hits.unchecked.min(MAX_CHECKS);
+        self.hits.unchecked -= count;
+        let part = self.waiting.round_from(self.hits.checked_to).take(count);
+        for (place, key) in part {
+            self.hits.checked_to = place;
             let request = self.requests.live(key);
             if !request.waiting.is_stale && !self.match_holds(request) {
                 self.requests.live_mut(key).waiting.is_stale = true;

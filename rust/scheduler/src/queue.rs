@@ -1,6 +1,7 @@
 //! The waiting requests by priority class, then in the order of their arrival; retracted ones come
 //! first in their class.
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 
 use crate::table::Key;
 
@@ -70,6 +71,13 @@ impl Queue {
         };
         let end = Place { class, rank };
         self.keys.range(first..end).map(|(_, key)| *key)
+    }
+
+    /// All keys with their places, those behind `place` first, then round to it.
+    pub fn round_from(&self, place: Place) -> impl Iterator<Item = (Place, Key)> + '_ {
+        let behind = self.keys.range((Excluded(place), Unbounded));
+        let before = self.keys.range(..=place);
+        behind.chain(before).map(|(place, key)| (*place, *key))
     }
 
     /// The one that every policy but fairness would let wait longest.
