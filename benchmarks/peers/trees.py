@@ -79,8 +79,8 @@ class OurCache:
         )
 
     def key(self, tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """The array itself."""
-        return np.ascontiguousarray(tokens)
+        """Return a copy, as new in the caches as the peers' forms are."""
+        return tokens.copy()
 
     def match(self, key: NDArray[np.uint32]) -> Any:
         """Length, node and pages."""
