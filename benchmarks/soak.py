@@ -224,6 +224,7 @@ def _report(
         f"outputs compared with those alone: {soak.num_checked}",
         *(f"{name}: {int(stats[name])}" for name in names.split()),
         f"passes without a plan (S8): {stats['no_progress_passes']}",
+        f"seconds of the step loop by stage: {stats['scheduler_stage_seconds']}",
         f"resident memory of the engine: {warm_bytes >> 20} MiB warm, {end_bytes >> 20} MiB at the end",
         *(f"PROBLEM: {problem}" for problem in soak.problems[:20]),
         "FAILED" if soak.problems else "ok: nothing leaked",
