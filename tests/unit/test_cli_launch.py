@@ -179,6 +179,12 @@ def test_dry_run_prints_configuration_pools_and_concurrency(checkpoint, served, 
     assert re.search(r"at 128K: \d+ +\(beyond the context length, 65536\)", out)
 
 
+@pytest.mark.parametrize("backend", ["auto", "huggingface", "fastokens"])
+def test_every_tokenizer_backend_can_be_chosen(checkpoint, served, backend):
+    assert main(["launch", "--model-path", checkpoint, "--tokenizer-backend", backend]) == 7
+    assert [config.tokenizer_backend for config in served] == [backend]
+
+
 def test_a_pool_without_a_page_is_refused(checkpoint, capsys):
     assert main(["launch", "--dry-run", "--model-path", checkpoint, "--max-total-tokens", "1"]) == 2
     assert "--max-total-tokens" in capsys.readouterr().err

@@ -60,7 +60,7 @@ class HttpOptions:
         "Which encoder is used: huggingface is the reference, fastokens the fast one (same ids); auto "
         "takes the fast one where it knows the tokenizer's split pattern.",
         since=1,
-        choices={"auto": 1, "huggingface": 1, "fastokens": 4},
+        choices={"auto": 1, "huggingface": 1, "fastokens": 3},
     )
     stream_interval: int = option(
         1, "Tokens between two pieces of a stream.", since=1, kind=Kind.INT, minimum=1
