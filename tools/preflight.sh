@@ -36,7 +36,7 @@ rust=$(rustc --version 2>/dev/null | sed 's/^rustc 1\.\([0-9]*\).*/\1/')
 case $rust in
 '' | *[!0-9]*) fail "rustc does not run; repair the Rust toolchain (rustup default stable)" ;;
 esac
-[ "$rust" -ge 85 ] || fail "Rust 1.85 or newer is needed, found 1.$rust; run: rustup update stable"
+[ "$rust" -ge 88 ] || fail "Rust 1.88 or newer is needed, found 1.$rust; run: rustup update stable"
 command -v cc >/dev/null 2>&1 ||
     fail "no C compiler (cc) found; install one (Debian, Ubuntu: apt install build-essential)"
 echo "$python"
