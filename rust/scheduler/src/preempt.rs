@@ -69,6 +69,8 @@ impl Scheduler {
         if !victims.is_empty() {
             // Who goes on expects another share of its limit now.
             *reserved = Reserved::default();
+            // A later look at the queue in this step could bring a victim back beside its own row.
+            self.has_retracted = true;
         }
         Ok(!victims.is_empty())
     }

@@ -63,7 +63,7 @@ pub struct Scheduler {
     /// The plan being built, and its record.
     pub(crate) plan: StepPlan,
     pub(crate) record: StepRecord,
-    /// Whether the plan being built retracted a request: then it admits none.
+    /// Whether the plan being built retracted a request: then it looks at the queue no further.
     pub(crate) has_retracted: bool,
     /// Whether the plan being built has drafts behind its decode rows.
     pub(crate) has_drafts: bool,

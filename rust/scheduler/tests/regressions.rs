@@ -1,0 +1,62 @@
+//! Situations in which the scheduler once did the wrong thing.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+mod common;
+
+use std::collections::HashSet;
+
+use common::steps::{run_step, scheduler};
+use common::{config, prompt, spec};
+use dsserve_scheduler::{Policy, PriorityConfig, RequestSpec, Scheduler, SchedulerConfig};
+
+/// A request of a priority that may end by itself, so that only a share of its output is reserved.
+fn of_priority(id: u32, prompt_len: u32, max_new_tokens: u32, priority: i32) -> RequestSpec {
+    RequestSpec {
+        priority: Some(priority),
+        ignore_eos: false,
+        ..spec(u64::from(id), prompt(id, prompt_len), max_new_tokens)
+    }
+}
+
+fn preempting(config: SchedulerConfig) -> Scheduler {
+    scheduler(SchedulerConfig {
+        context_length: 400,
+        eos_token_ids: Vec::new(),
+        inbatch_prefix_hold: 0,
+        priority: PriorityConfig {
+            enabled: true,
+            ..PriorityConfig::default()
+        },
+        ..config
+    })
+}
+
+#[test]
+fn who_is_preempted_does_not_come_back_in_the_same_step() {
+    let mut s = preempting(SchedulerConfig {
+        policy: Policy::ShortestPrefillFirst,
+        mixed_chunk: true,
+        num_pages: 50,
+        max_running_requests: 5,
+        chunked_prefill_size: 100,
+        max_prefill_tokens: 4_000,
+        prefill_max_defer: 20,
+        conservativeness: 0.0,
+        ..config()
+    });
+    for request in [(1, 8, 30, 0), (4, 60, 30, 5), (2, 120, 4, 30)] {
+        let (id, prompt_len, max_new_tokens, priority) = request;
+        s.submit(vec![of_priority(id, prompt_len, max_new_tokens, priority)]);
+        run_step(&mut s);
+    }
+    s.submit(vec![of_priority(3, 20, 4, 40)]);
+    let (plan, outputs) = run_step(&mut s);
+    assert!(s.stats().counters.preempted > 0, "the situation is the one");
+    let ids: HashSet<u64> = plan.request_id.iter().copied().collect();
+    assert_eq!(ids.len(), plan.request_id.len(), "{:?}", plan.request_id);
+    assert_eq!(outputs.request_ids.len(), {
+        let ids: HashSet<_> = outputs.request_ids.iter().collect();
+        ids.len()
+    });
+    assert!(!ids.contains(&1), "it was preempted");
+    s.check_invariants().unwrap();
+}
