@@ -15,6 +15,7 @@ class Sizes:
 
     Attributes:
         rounds: Turns that every implementation gets.
+        step_rounds: The same for scheduler steps, which take less time and vary more.
         conversations: Conversations of `chat`, which share a system prompt of one turn.
         turn_tokens: Tokens that a conversation grows by in a turn.
         chat_tokens: Length at which it ends.
@@ -36,6 +37,7 @@ class Sizes:
     """
 
     rounds: int = 3
+    step_rounds: int = 7
     conversations: int = 8
     turn_tokens: int = 4096
     chat_tokens: int = 131_072
@@ -60,12 +62,13 @@ class Sizes:
         """Output tokens that a running request needs room for in all rounds."""
         chunks = -(-self.long_tokens // self.chunk)
         prefill_steps = max(self.running) * self.prompt_tokens // self.chunk
-        return (self.steps + 2 * chunks + 20) * self.rounds + prefill_steps + 100
+        return (self.steps + 2 * chunks + 20) * self.step_rounds + prefill_steps + 100
 
 
 FULL = Sizes()
 TINY = Sizes(
     rounds=1,
+    step_rounds=1,
     conversations=2,
     turn_tokens=256,
     chat_tokens=1024,

@@ -37,7 +37,7 @@ def measure(kinds: Sequence[SchedulerKind], sizes: Sizes, rows: Rows) -> None:
             bench.start(prompts)
             for _ in range(WARM_UP):
                 bench.step()
-        for _ in range(sizes.rounds):
+        for _ in range(sizes.step_rounds):
             for name, bench in benches.items():
                 with no_collection():
                     _round(name, bench, running, sizes, random, rows)

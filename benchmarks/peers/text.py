@@ -133,20 +133,26 @@ def _detokenise(
         [ids[(stream * 97 + step) % len(ids)] for stream in range(streams)]
         for step in range(sizes.stream_steps)
     ]
+    workload = f"detokenise {streams:,} streams"
+    bar = DETOKENISE_US.get(streams)
+    peer = None
+    if peer_path is not None:
+        peer = importlib.import_module(HUGGING_FACE).Tokenizer.from_file(str(peer_path))
     for _ in range(sizes.rounds):
+        _our_streams(native, steps)  # each runs once before its clock counts
         ours, texts = _our_streams(native, steps)
-        workload = f"detokenise {streams:,} streams"
-        bar = DETOKENISE_US.get(streams)
         rows.add(workload, "us/token", OURS, ours, bar=bar, note="one call a step")
-        if peer_path is not None:
-            theirs, other_texts = _peer_streams(peer_path, steps)
+        if peer is not None:
+            _peer_streams(peer, steps)
+            theirs, other_texts = _peer_streams(peer, steps)
             rows.add(workload, "us/token", f"{HUGGING_FACE} DecodeStream", theirs)
-            # What ends in the middle of a character is held back by both, in their own ways.
-            if any(
-                a.rstrip("\ufffd") != b.rstrip("\ufffd")
-                for a, b in zip(texts, other_texts, strict=True)
-            ):
-                raise RuntimeError("streamed texts differ")
+            _check_texts(texts, other_texts)
+
+
+def _check_texts(ours: Sequence[str], theirs: Sequence[str]) -> None:
+    """What ends in the middle of a character is held back by both, in their own ways."""
+    if any(a.rstrip("\ufffd") != b.rstrip("\ufffd") for a, b in zip(ours, theirs, strict=True)):
+        raise RuntimeError("streamed texts differ")
 
 
 def _our_streams(native: _native.Tokenizer, steps: list[list[int]]) -> tuple[float, list[str]]:
@@ -169,8 +175,7 @@ def _our_streams(native: _native.Tokenizer, steps: list[list[int]]) -> tuple[flo
     return statistics.median(spent) / 1e3 / streams, _joined(given)
 
 
-def _peer_streams(path: Path, steps: list[list[int]]) -> tuple[float, list[str]]:
-    tokenizer = importlib.import_module(HUGGING_FACE).Tokenizer.from_file(str(path))
+def _peer_streams(tokenizer: Any, steps: list[list[int]]) -> tuple[float, list[str]]:
     decoders: Any = importlib.import_module(f"{HUGGING_FACE}.decoders")
     streams = [decoders.DecodeStream(skip_special_tokens=True) for _ in steps[0]]
     given, spent = [], []
