@@ -3,7 +3,7 @@
 //! A waiting request remembers its match. The match gets longer only when the tree grows exactly
 //! where it ends, with the page that follows in the prompt: the request watches for that page, by
 //! name. It gets shorter only when its node is evicted, which the node's handle tells.
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::prefill::usable_hit;
 use crate::queue::Place;
@@ -18,6 +18,8 @@ pub(crate) const MAX_REMATCHES: usize = 128;
 const MAX_CHECKS: usize = 1024;
 /// Steps between two touches of what waiting requests will need.
 const HOLD_INTERVAL: u64 = 32;
+/// Requests to look up that may be left over before the dead ones are swept out.
+const SPARE_STALE: usize = 256;
 /// Watches that may be left over before the dead ones are swept out.
 const SPARE_WATCHES: usize = 1024;
 
@@ -50,9 +52,39 @@ impl Scheduler {
         request.waiting.counted = request.uncached_len();
         request.waiting.prefilled_before = self.counters.prefill_tokens;
         self.queued_tokens += u64::from(request.waiting.counted);
-        if self.config.uses_tree() {
+        self.look_again(key);
+    }
+
+    /// Lists a request whose prompt must be looked up before it is ordered by what the cache holds
+    /// of it. Policies that do not order by that look when they admit.
+    fn look_again(&mut self, key: Key) {
+        if self.config.policy.is_cache_aware() && self.config.uses_tree() {
             self.hits.stale.push_back(key);
+            self.sweep_stale();
         }
+    }
+
+    /// Most entries of the list of those to look up again: more are of requests that left the queue.
+    pub(crate) fn most_stale(&self) -> usize {
+        2 * self.waiting.len() + SPARE_STALE
+    }
+
+    pub(crate) fn num_stale(&self) -> usize {
+        self.hits.stale.len()
+    }
+
+    /// Forgets those of the list that need no lookup any more, once they are many.
+    fn sweep_stale(&mut self) {
+        if self.hits.stale.len() <= self.most_stale() {
+            return;
+        }
+        let requests = &self.requests;
+        let mut seen = HashSet::new();
+        self.hits.stale.retain(|key| {
+            let waits =
+                |request: &Request| request.state() == State::Waiting && request.waiting.is_stale;
+            requests.get(*key).is_some_and(waits) && seen.insert(*key)
+        });
     }
 
     /// Takes a request out of the queue; its match stays with the caller.
@@ -60,6 +92,7 @@ impl Scheduler {
         let waiting = &self.requests.live(key).waiting;
         self.queued_tokens -= u64::from(waiting.counted);
         self.waiting.remove(waiting.place);
+        self.sweep_stale();
     }
 
     /// The tree grew by `tokens[start..]`, under a prefix that it held: wakes who waits for that.
@@ -79,9 +112,8 @@ impl Scheduler {
             let is_watching = |waiting: &crate::request::WaitingInfo| waiting.watch == Some(name);
             if let Some(request) = request.filter(|request| is_watching(&request.waiting)) {
                 request.waiting.watch = None;
-                if !request.waiting.is_stale {
-                    request.waiting.is_stale = true;
-                    self.hits.stale.push_back(key);
+                if !std::mem::replace(&mut request.waiting.is_stale, true) {
+                    self.look_again(key);
                 }
             }
         }
@@ -124,6 +156,7 @@ impl Scheduler {
                 self.hits.stale.push_back(key);
             }
         }
+        self.sweep_stale();
     }
 
     /// Looks the prompt up unless its match still holds.

@@ -60,3 +60,28 @@ fn who_is_preempted_does_not_come_back_in_the_same_step() {
     assert!(!ids.contains(&1), "it was preempted");
     s.check_invariants().unwrap();
 }
+
+#[test]
+fn requests_that_come_and_go_leave_nothing_behind() {
+    let policies = [Policy::Fcfs, Policy::Lof, Policy::Random, Policy::Lpm];
+    for policy in policies {
+        let mut s = scheduler(SchedulerConfig {
+            policy,
+            max_running_requests: 50,
+            ..config()
+        });
+        for round in 0..10 {
+            let ids = || round * 100..(round + 1) * 100;
+            s.submit(ids().map(|id| spec(id, vec![7; 6], 1)).collect());
+            if round % 2 == 0 {
+                // They leave before anybody looked.
+                s.abort(&ids().collect::<Vec<u64>>()).unwrap();
+            }
+            while s.has_work() {
+                run_step(&mut s);
+            }
+            s.check_invariants()
+                .unwrap_or_else(|error| panic!("{policy:?}: {error}"));
+        }
+    }
+}
