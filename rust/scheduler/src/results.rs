@@ -32,8 +32,9 @@ impl Scheduler {
     /// As [`Scheduler::apply`], with a run of ids for each request: the accepted drafts and the one
     /// that follows them.
     ///
-    /// `num_ids` has the length of each request's run, 0 for those that sampled nothing; `token_ids`
-    /// has the runs one after another. Ids past the first stop token or the output limit are dropped.
+    /// `num_ids` has the length of each request's run, 0 for those that sampled nothing and, if the
+    /// worker likes, for those with another status than [`STATUS_OK`]; `token_ids` has the runs one
+    /// after another. Ids past the first stop token or the output limit are dropped.
     ///
     /// # Errors
     /// Those of [`Scheduler::apply`]; [`SchedulerError::WrongRunLen`] (nothing was changed).
@@ -50,13 +51,14 @@ impl Scheduler {
         check_len(record, status.len())?;
         let mut ends = Vec::with_capacity(num_ids.len());
         let mut end = 0;
-        for (row, given) in record.rows.iter().zip(num_ids) {
+        for ((row, given), status) in record.rows.iter().zip(num_ids).zip(status) {
             let most = if row.rows.samples {
                 row.rows.draft_len + 1
             } else {
                 0
             };
-            if *given > most || (*given == 0 && most > 0) {
+            let lacks_ids = *given == 0 && most > 0 && *status == STATUS_OK;
+            if *given > most || lacks_ids {
                 let request = self.requests.get(row.key);
                 return Err(SchedulerError::WrongRunLen {
                     step_id,

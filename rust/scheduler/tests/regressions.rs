@@ -6,7 +6,10 @@ use std::collections::HashSet;
 
 use common::steps::{run_step, scheduler};
 use common::{config, prompt, spec};
-use dsserve_scheduler::{Policy, PriorityConfig, RequestSpec, Scheduler, SchedulerConfig};
+use dsserve_scheduler::{
+    FinishCode, Policy, PriorityConfig, RequestSpec, Scheduler, SchedulerConfig, STATUS_NAN,
+    STATUS_OK,
+};
 
 /// A request of a priority that may end by itself, so that only a share of its output is reserved.
 fn of_priority(id: u32, prompt_len: u32, max_new_tokens: u32, priority: i32) -> RequestSpec {
@@ -84,4 +87,44 @@ fn requests_that_come_and_go_leave_nothing_behind() {
                 .unwrap_or_else(|error| panic!("{policy:?}: {error}"));
         }
     }
+}
+
+#[test]
+fn a_failed_row_without_ids_ends_its_request_alone() {
+    let mut s = scheduler(SchedulerConfig {
+        draft_len: 3,
+        ..config()
+    });
+    s.submit(vec![
+        spec(1, prompt(1, 9), 20),
+        spec(2, prompt(2, 9), 20),
+        spec(3, prompt(3, 9), 20),
+    ]);
+    let plan = s.next_plan(0).unwrap().unwrap().clone();
+    assert_eq!(plan.request_id, [1, 2]);
+    // The first has a NaN in its prompt, the second in its drafts.
+    let status = [STATUS_NAN, STATUS_OK];
+    let outputs = s.apply_runs(plan.step_id, &[5], &[0, 1], &status, 0);
+    let outputs = outputs.unwrap();
+    assert_eq!(outputs.request_ids, [1, 2]);
+    assert_eq!(
+        outputs.finish_codes,
+        [FinishCode::ErrorNan, FinishCode::None]
+    );
+    let plan = s.next_plan(0).unwrap().unwrap().clone();
+    let outputs = s.apply_runs(plan.step_id, &[5], &[1], &[STATUS_OK], 0);
+    assert_eq!(outputs.unwrap().request_ids, [3]);
+    let plan = s.next_plan(0).unwrap().unwrap().clone();
+    assert_eq!(plan.request_id, [2, 3]);
+    assert!(plan.draft_len.iter().all(|len| *len == 3));
+    let no_ids = s.apply_runs(plan.step_id, &[5], &[0, 1], &[STATUS_OK; 2], 0);
+    assert!(no_ids.is_err(), "a row that went well brings an id");
+    let status = [STATUS_NAN, STATUS_OK];
+    let outputs = s.apply_runs(plan.step_id, &[5, 6], &[0, 2], &status, 0);
+    let outputs = outputs.unwrap();
+    assert_eq!(
+        (outputs.request_ids, outputs.finish_codes),
+        (vec![2, 3], vec![FinishCode::ErrorNan, FinishCode::None])
+    );
+    s.check_invariants().unwrap();
 }
