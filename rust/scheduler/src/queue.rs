@@ -80,10 +80,12 @@ impl Queue {
         behind.chain(before).map(|(place, key)| (*place, *key))
     }
 
-    /// The one that every policy but fairness would let wait longest.
-    pub fn last(&self) -> Option<(Place, Key)> {
-        self.keys
-            .last_key_value()
+    /// The one that every policy but fairness would let wait longest, of those that were never
+    /// retracted.
+    pub fn last_new(&self) -> Option<(Place, Key)> {
+        let mut from_the_end = self.keys.iter().rev();
+        from_the_end
+            .find(|(place, _)| !place.is_retracted())
             .map(|(place, key)| (*place, *key))
     }
 }

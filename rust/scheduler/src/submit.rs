@@ -113,10 +113,7 @@ impl Scheduler {
         }
         let class = self.class_of(&request.spec);
         // A retracted request has output that somebody reads.
-        let last = self
-            .waiting
-            .last()
-            .filter(|(place, _)| !place.is_retracted());
+        let last = self.waiting.last_new();
         if let Some((_, key)) = last.filter(|(place, _)| place.class > class) {
             return self
                 .end_request(key, FinishCode::Dropped, None)

@@ -128,3 +128,35 @@ fn a_failed_row_without_ids_ends_its_request_alone() {
     );
     s.check_invariants().unwrap();
 }
+
+#[test]
+fn a_full_queue_drops_the_least_urgent_that_was_never_retracted() {
+    let mut s = preempting(SchedulerConfig {
+        num_pages: 22,
+        max_running_requests: 2,
+        max_queued_requests: Some(2),
+        chunked_prefill_size: 64,
+        conservativeness: 0.0,
+        ..config()
+    });
+    s.submit(vec![of_priority(1, 16, 60, 0), of_priority(2, 16, 60, 0)]);
+    while s.stats().counters.retracted == 0 {
+        run_step(&mut s);
+    }
+    // It needs more pages than are left, so that it waits before the retracted one.
+    assert!(s.submit(vec![of_priority(3, 60, 20, 5)]).is_empty());
+    assert_eq!(s.num_waiting(), 2);
+    assert!(s.submit(vec![of_priority(4, 8, 4, 90)]).is_empty());
+    let outputs = s.take_outputs();
+    assert_eq!(
+        outputs.request_ids,
+        [3],
+        "output of the other is being read"
+    );
+    assert_eq!(outputs.finish_codes, [FinishCode::Dropped]);
+    // Now nobody less urgent is left who may be dropped.
+    assert_eq!(
+        s.submit(vec![of_priority(5, 8, 4, 90)])[0].code,
+        "queue_full"
+    );
+}
