@@ -149,8 +149,10 @@ def test_deadline_that_cannot_be_met_is_a_429_at_once(narrow_server: ServerProce
         ({"user": 7}, {}, "user"),
         ({}, {"x-dsserve-deadline-ms": "soon"}, "x-dsserve-deadline-ms"),
         ({}, {"x-dsserve-deadline-ms": "0"}, "x-dsserve-deadline-ms"),
+        ({}, {"x-dsserve-deadline-ms": "0" * 19 + "1" + "9" * 20}, "x-dsserve-deadline-ms"),
+        ({}, {"x-dsserve-deadline-ms": "0" * 19 + "1" + "9" * 400}, "x-dsserve-deadline-ms"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_values_out_of_range_are_a_400(
     narrow_server: ServerProcess, fields: dict[str, Any], headers: dict[str, str], param: str

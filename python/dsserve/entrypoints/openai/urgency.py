@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEADLINE_HEADER: Final = b"x-dsserve-deadline-ms"
 MAX_TIMEOUT_MS: Final = 7 * 24 * 3600 * 1000
+MAX_DIGITS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +83,13 @@ def _timeout_ms(request: Request, body: GenerationBody) -> int | None:
     given = header(request.scope, DEADLINE_HEADER)
     if given is None:
         return body.timeout_ms
-    if not (given.isascii() and given.isdigit() and 0 < int(given[:20]) <= MAX_TIMEOUT_MS):
+    from_header = int(given) if len(given) <= MAX_DIGITS and given.isdigit() else 0
+    if not 0 < from_header <= MAX_TIMEOUT_MS:
         raise InvalidRequest(
             f"the header 'x-dsserve-deadline-ms' is {shown(given)}, it must be a number of "
             f"milliseconds between 1 and {MAX_TIMEOUT_MS}",
             param="x-dsserve-deadline-ms",
         )
-    from_header = int(given)
     return from_header if body.timeout_ms is None else min(from_header, body.timeout_ms)
 
 
