@@ -70,13 +70,19 @@ def _bar(kind: CacheKind, value: float) -> float | None:
     return None if kind.has_window else value
 
 
+def _in_turn(kinds: Sequence[CacheKind], number: int) -> list[CacheKind]:
+    """Let another one begin in each round: the first finds memory and caches as others left them."""
+    first = number % len(kinds)
+    return [*kinds[first:], *kinds[:first]]
+
+
 def _chat(kinds: Sequence[CacheKind], sizes: Sizes, rows: Rows) -> None:
     prompts = _conversations(sizes)
     num_tokens = sum(prompt.size for prompt in prompts)
     pool = sizes.conversations * sizes.chat_tokens + PAGE_SIZE * 4 * sizes.conversations
     hits: dict[str, list[int]] = {}
-    for _ in range(sizes.rounds):
-        for kind in kinds:
+    for number in range(sizes.rounds):
+        for kind in _in_turn(kinds, number):
             timings, hit = _turns(kind.build(pool), prompts)
             if not kind.has_window:
                 hits[kind.name] = hit
@@ -134,8 +140,8 @@ def _sysmix(kinds: Sequence[CacheKind], sizes: Sizes, rows: Rows) -> None:
     prompts = [np.concatenate([systems[number], _ids(random, LEAF)]) for number in chosen]
     num_tokens = sum(prompt.size for prompt in prompts)
     pool = (sizes.sysmix_prompts + 8 * NUM_SYSTEMS) * LEAF
-    for _ in range(sizes.rounds):
-        for kind in kinds:
+    for number in range(sizes.rounds):
+        for kind in _in_turn(kinds, number):
             timings, hit = _turns(kind.build(pool), prompts)
             match_us, insert_us = (float(value) / 1e3 for value in np.median(timings, axis=0))
             for name, value, bar in (("match", match_us, PROMPT_US), ("insert", insert_us, None)):
@@ -156,7 +162,7 @@ def _batched(pool: int, prompts: Prompts) -> float:
     samples = []
     with no_collection():
         for first in range(0, len(prompts), BATCH):
-            batch = prompts[first : first + BATCH]
+            batch = [prompt.copy() for prompt in prompts[first : first + BATCH]]
             started = time.thread_time_ns()
             ours.cache.match_batch(NAMESPACE, batch)
             samples.append((time.thread_time_ns() - started) / 1e3 / len(batch))
@@ -166,8 +172,8 @@ def _batched(pool: int, prompts: Prompts) -> float:
 
 
 def _evict(kinds: Sequence[CacheKind], leaves: int, sizes: Sizes, rows: Rows) -> None:
-    for _ in range(1 if leaves >= MANY_LEAVES else sizes.rounds):
-        for kind in kinds:
+    for number in range(1 if leaves >= MANY_LEAVES else sizes.rounds):
+        for kind in _in_turn(kinds, number):
             samples = _replacements(kind.build(leaves * LEAF), leaves, sizes)
             rows.add(
                 _evict_name(leaves) + _suffix(kind),
