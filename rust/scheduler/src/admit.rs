@@ -80,6 +80,7 @@ impl Scheduler {
                 }
             }
         }
+        self.close_line(&line);
         self.count_overtaking(&admitted);
         self.admitted_places = admitted;
         Ok(())

@@ -3,7 +3,9 @@
 //! Each tenant has a budget of tokens. Admission charges the uncached prompt, results charge the
 //! output. The turn stays with a tenant while its budget covers its next request, then moves on;
 //! when nobody's does, all who wait get the same number of grants.
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::ops::Range;
 
 use crate::scheduler::Scheduler;
 use crate::table::Key;
@@ -34,14 +36,30 @@ struct Lane {
 pub(crate) struct Line {
     /// Those that come in this order, whatever tenants used.
     plain: VecDeque<Key>,
-    /// Sorted by class, then tenant; none is empty.
+    /// Sorted by class, then tenant.
     lanes: Vec<Lane>,
+    /// The lanes of the class whose turn it is.
+    class: Range<usize>,
+    /// Grants that each lane of the class got while it had requests; not in the budgets yet.
+    grants: i64,
+    /// Lanes whose budget covers their next request.
+    ready: BTreeSet<usize>,
+    /// The others, with the grants after which it does.
+    short: BinaryHeap<Reverse<(i64, usize)>>,
+    /// Whose request was taken last: it is in neither until the next one is asked for.
+    picked: Option<usize>,
+    /// Requests that may still be taken.
+    left: usize,
 }
 
 impl Fairness {
     /// Books tokens that a tenant used.
     pub fn charge(&mut self, tenant: u64, tokens: u32) {
         *self.budgets.entry(tenant).or_default() -= i64::from(tokens);
+    }
+
+    fn grant(&mut self, tenant: u64, grants: i64) {
+        *self.budgets.entry(tenant).or_default() += grants * GRANT;
     }
 
     fn budget(&self, tenant: u64) -> i64 {
@@ -54,24 +72,15 @@ impl Fairness {
         self.budgets
             .retain(|tenant, budget| waiting.contains(tenant) || (keeps_debts && *budget < 0));
     }
+}
 
-    /// Whose request comes next, of tenants in ascending order with the cost of their next one.
-    fn pick(&mut self, heads: &[(u64, i64)]) -> Option<usize> {
-        let needs = heads
-            .iter()
-            .map(|(tenant, cost)| (cost - self.budget(*tenant) + GRANT - 1).div_euclid(GRANT));
-        let grants = needs.min()?.max(0);
-        if grants > 0 {
-            for (tenant, _) in heads {
-                *self.budgets.entry(*tenant).or_default() += grants * GRANT;
-            }
+impl Line {
+    fn place(&mut self, index: usize, grants_needed: i64) {
+        if grants_needed <= self.grants {
+            self.ready.insert(index);
+        } else {
+            self.short.push(Reverse((grants_needed, index)));
         }
-        let first = heads.partition_point(|(tenant, _)| *tenant < self.turn);
-        let turns = (first..heads.len()).chain(0..first);
-        let affords = |index: &usize| self.budget(heads[*index].0) >= heads[*index].1;
-        let picked = turns.into_iter().find(affords)?;
-        self.turn = heads[picked].0;
-        Some(picked)
     }
 }
 
@@ -88,6 +97,7 @@ impl Scheduler {
         let mut line = Line::default();
         if self.config.fair {
             self.divide(&order, &mut line);
+            line.left = self.most_candidates();
         } else {
             line.plain.extend(&order);
         }
@@ -116,25 +126,80 @@ impl Scheduler {
         self.fairness.forget(&waiting);
     }
 
-    /// Takes the next request from the line.
+    /// Takes the next request from the line; none once a step looked at enough of them.
     pub(crate) fn next_in_line(&mut self, line: &mut Line) -> Option<Key> {
         if let Some(key) = line.plain.pop_front() {
             return Some(key);
         }
-        let class = line.lanes.first()?.class;
-        let heads: Vec<(u64, i64)> = line
-            .lanes
-            .iter()
-            .take_while(|lane| lane.class == class)
-            .map(|lane| (lane.tenant, self.cost_of(lane.keys[0])))
-            .collect();
-        let picked = self.fairness.pick(&heads)?;
-        let keys = &mut line.lanes[picked].keys;
-        let key = keys.pop_front();
-        if keys.is_empty() {
-            line.lanes.remove(picked);
+        line.left = line.left.checked_sub(1)?;
+        if let Some(index) = line.picked.take() {
+            self.enter_lane(line, index);
         }
-        key
+        if line.ready.is_empty() && line.short.is_empty() {
+            self.enter_class(line);
+        }
+        if line.ready.is_empty() {
+            // Nobody's budget is enough: all get the grants that the first one needs.
+            let Reverse((needed, _)) = line.short.peek()?;
+            line.grants = *needed;
+            while let Some(Reverse((needed, index))) = line.short.peek() {
+                if *needed > line.grants {
+                    break;
+                }
+                line.ready.insert(*index);
+                line.short.pop();
+            }
+        }
+        let lanes = &line.lanes[line.class.clone()];
+        let before_turn = lanes.partition_point(|lane| lane.tenant < self.fairness.turn);
+        let mut from_turn = line.ready.range(line.class.start + before_turn..);
+        let picked = *from_turn.next().or_else(|| line.ready.first())?;
+        line.ready.remove(&picked);
+        line.picked = Some(picked);
+        let lane = &mut line.lanes[picked];
+        self.fairness.turn = lane.tenant;
+        lane.keys.pop_front()
+    }
+
+    /// Goes on to the next class, if there is one.
+    fn enter_class(&self, line: &mut Line) {
+        let start = line.class.end;
+        let rest = &line.lanes[start..];
+        let len = rest.partition_point(|lane| lane.class <= rest[0].class);
+        line.class = start..start + len;
+        line.grants = 0;
+        for index in line.class.clone() {
+            let needed = self.grants_needed(&line.lanes[index]);
+            line.place(index, needed);
+        }
+    }
+
+    /// Puts the lane whose request was taken last back, or books its grants if that was its last.
+    fn enter_lane(&mut self, line: &mut Line, index: usize) {
+        let lane = &line.lanes[index];
+        if lane.keys.is_empty() {
+            self.fairness.grant(lane.tenant, line.grants);
+        } else {
+            let needed = self.grants_needed(lane);
+            line.place(index, needed);
+        }
+    }
+
+    /// Grants after which a tenant's budget covers its next request.
+    fn grants_needed(&self, lane: &Lane) -> i64 {
+        let cost = lane.keys.front().map_or(0, |key| self.cost_of(*key));
+        let lacking = cost - self.fairness.budget(lane.tenant);
+        (lacking + GRANT - 1).div_euclid(GRANT)
+    }
+
+    /// Books what the lanes of a line got. Call when no more is taken from it.
+    pub(crate) fn close_line(&mut self, line: &Line) {
+        for index in line.class.clone() {
+            let lane = &line.lanes[index];
+            if line.grants > 0 && (!lane.keys.is_empty() || line.picked == Some(index)) {
+                self.fairness.grant(lane.tenant, line.grants);
+            }
+        }
     }
 
     /// Tokens that admitting a request charges to its tenant. What a retraction took was charged

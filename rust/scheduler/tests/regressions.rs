@@ -160,3 +160,24 @@ fn a_full_queue_drops_the_least_urgent_that_was_never_retracted() {
         "queue_full"
     );
 }
+
+#[test]
+fn a_step_looks_at_so_many_requests_however_many_tenants_wait() {
+    let mut s = scheduler(SchedulerConfig {
+        fair: true,
+        max_running_requests: 64,
+        num_pages: 2_000,
+        ..config()
+    });
+    let of_tenant = |tenant: u64| RequestSpec {
+        tenant,
+        ..spec(tenant, prompt(0, 40), 20)
+    };
+    s.submit((0..1_000).map(of_tenant).collect());
+    run_step(&mut s);
+    run_step(&mut s);
+    // All but the first can use what it computes, so that each look holds one back.
+    let held_back = s.stats().counters.held_back;
+    assert!((100..=2 * (64 + 128)).contains(&held_back), "{held_back}");
+    s.check_invariants().unwrap();
+}
