@@ -77,7 +77,7 @@ impl SchedulerConfig {
                 self.page_size
             ));
         }
-        if self.stateful_ratio > 0 && self.page_size % self.stateful_ratio != 0 {
+        if self.stateful_ratio > 0 && !self.page_size.is_multiple_of(self.stateful_ratio) {
             problems.push(format!(
                 "page_size is {}, must be a multiple of the compression ratio {}",
                 self.page_size, self.stateful_ratio
