@@ -132,11 +132,7 @@ impl Scheduler {
         }
 
         self.leave_queue(key);
-        if self.config.fair {
-            let charge = self.admission_charge(key);
-            let tenant = self.requests.live(key).spec.tenant;
-            self.fairness.charge(tenant, charge);
-        }
+        self.charge_admission(key);
         let slot = self.free_slots.pop().expect("fits_now saw a free slot");
         let request = self.requests.live_mut(key);
         request.pages = found.map_or_else(Vec::new, |found| found.pages);

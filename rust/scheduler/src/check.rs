@@ -118,6 +118,11 @@ impl Scheduler {
             let detail = format!("{queued} tokens queued, {} counted", self.queued_tokens);
             return broken("queue", detail);
         }
+        let counted = self.fairness.num_waiting();
+        if self.config.fair && counted != self.waiting.len() {
+            let detail = format!("{counted} requests counted by tenant");
+            return broken("queue", detail);
+        }
         let (num_stale, most) = (self.num_stale(), self.most_stale());
         if num_stale > most {
             let detail = format!("{num_stale} requests to look up again, at most {most} can be");

@@ -1,10 +1,11 @@
 //! Sharing the machine over tenants: deficit round robin within a priority class (`serving.md` a.14).
 //!
 //! Each tenant has a budget of tokens. Admission charges the uncached prompt, results charge the
-//! output. The turn stays with a tenant while its budget covers its next request, then moves on;
+//! output while another tenant waits: what nobody else waits for is free. When nothing waits, all
+//! is forgotten. The turn stays with a tenant while its budget covers its next request, then moves on;
 //! when nobody's does, all who wait get the same number of grants.
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
 use std::ops::Range;
 
 use crate::scheduler::Scheduler;
@@ -21,6 +22,8 @@ pub(crate) struct Fairness {
     budgets: HashMap<u64, i64>,
     /// Whose turn it is.
     turn: u64,
+    /// Requests of each tenant in the queue, those with any.
+    waiting: HashMap<u64, usize>,
 }
 
 /// The waiting requests of one tenant and class, in the order of the policy.
@@ -53,9 +56,46 @@ pub(crate) struct Line {
 }
 
 impl Fairness {
-    /// Books tokens that a tenant used.
-    pub fn charge(&mut self, tenant: u64, tokens: u32) {
+    /// A request of a tenant joined the queue.
+    pub fn note_waiting(&mut self, tenant: u64) {
+        *self.waiting.entry(tenant).or_default() += 1;
+    }
+
+    /// A request of a tenant left the queue.
+    pub fn note_left(&mut self, tenant: u64) {
+        if let Some(count) = self.waiting.get_mut(&tenant) {
+            *count -= 1;
+            if *count == 0 {
+                self.waiting.remove(&tenant);
+            }
+        }
+        self.lapse();
+    }
+
+    /// Requests that wait, over all tenants.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.values().sum()
+    }
+
+    /// Books the tokens of an admission.
+    fn charge_admission(&mut self, tenant: u64, tokens: u32) {
         *self.budgets.entry(tenant).or_default() -= i64::from(tokens);
+        self.lapse();
+    }
+
+    /// Books output of a tenant, if another one waits.
+    pub fn charge_output(&mut self, tenant: u64, tokens: u32) {
+        let others = self.waiting.len() - usize::from(self.waiting.contains_key(&tenant));
+        if others > 0 {
+            *self.budgets.entry(tenant).or_default() -= i64::from(tokens);
+        }
+    }
+
+    /// With nothing waiting there is nothing to share: credit and debts lapse.
+    fn lapse(&mut self) {
+        if self.waiting.is_empty() {
+            self.budgets.clear();
+        }
     }
 
     fn grant(&mut self, tenant: u64, grants: i64) {
@@ -66,11 +106,12 @@ impl Fairness {
         self.budgets.get(&tenant).copied().unwrap_or(0)
     }
 
-    /// Credit lapses when nothing waits; debts are kept while anybody else waits.
-    fn forget(&mut self, waiting: &HashSet<u64>) {
-        let keeps_debts = !waiting.is_empty() && self.budgets.len() < MAX_IDLE_TENANTS;
+    /// The credit of tenants that have nothing waiting lapses; their debts are kept.
+    fn forget(&mut self) {
+        let keeps_debts = self.budgets.len() < MAX_IDLE_TENANTS;
+        let waiting = &self.waiting;
         self.budgets
-            .retain(|tenant, budget| waiting.contains(tenant) || (keeps_debts && *budget < 0));
+            .retain(|tenant, budget| waiting.contains_key(tenant) || (keeps_debts && *budget < 0));
     }
 }
 
@@ -107,11 +148,9 @@ impl Scheduler {
 
     fn divide(&mut self, order: &[Key], line: &mut Line) {
         let mut index_of: HashMap<(i64, u64), usize> = HashMap::new();
-        let mut waiting = HashSet::new();
         for key in order {
             let request = self.requests.live(*key);
             let (class, tenant) = (request.waiting.place.class, request.spec.tenant);
-            waiting.insert(tenant);
             let index = *index_of.entry((class, tenant)).or_insert_with(|| {
                 line.lanes.push(Lane {
                     class,
@@ -123,7 +162,7 @@ impl Scheduler {
             line.lanes[index].keys.push_back(*key);
         }
         line.lanes.sort_by_key(|lane| (lane.class, lane.tenant));
-        self.fairness.forget(&waiting);
+        self.fairness.forget();
     }
 
     /// Takes the next request from the line; none once a step looked at enough of them.
@@ -156,9 +195,9 @@ impl Scheduler {
         let picked = *from_turn.next().or_else(|| line.ready.first())?;
         line.ready.remove(&picked);
         line.picked = Some(picked);
-        let lane = &mut line.lanes[picked];
-        self.fairness.turn = lane.tenant;
-        lane.keys.pop_front()
+        let of_tenant = &mut line.lanes[picked];
+        self.fairness.turn = of_tenant.tenant;
+        of_tenant.keys.pop_front()
     }
 
     /// Goes on to the next class, if there is one.
@@ -176,44 +215,55 @@ impl Scheduler {
 
     /// Puts the lane whose request was taken last back, or books its grants if that was its last.
     fn enter_lane(&mut self, line: &mut Line, index: usize) {
-        let lane = &line.lanes[index];
-        if lane.keys.is_empty() {
-            self.fairness.grant(lane.tenant, line.grants);
+        let of_tenant = &line.lanes[index];
+        if of_tenant.keys.is_empty() {
+            self.fairness.grant(of_tenant.tenant, line.grants);
         } else {
-            let needed = self.grants_needed(lane);
+            let needed = self.grants_needed(of_tenant);
             line.place(index, needed);
         }
     }
 
     /// Grants after which a tenant's budget covers its next request.
     fn grants_needed(&self, lane: &Lane) -> i64 {
-        let cost = lane.keys.front().map_or(0, |key| self.cost_of(*key));
+        let cost = lane
+            .keys
+            .front()
+            .map_or(0, |key| i64::from(self.cost_of(*key)));
         let lacking = cost - self.fairness.budget(lane.tenant);
         (lacking + GRANT - 1).div_euclid(GRANT)
     }
 
     /// Books what the lanes of a line got. Call when no more is taken from it.
     pub(crate) fn close_line(&mut self, line: &Line) {
+        if line.lanes.is_empty() {
+            return;
+        }
         for index in line.class.clone() {
-            let lane = &line.lanes[index];
-            if line.grants > 0 && (!lane.keys.is_empty() || line.picked == Some(index)) {
-                self.fairness.grant(lane.tenant, line.grants);
+            let of_tenant = &line.lanes[index];
+            let had_requests = !of_tenant.keys.is_empty() || line.picked == Some(index);
+            if line.grants > 0 && had_requests {
+                self.fairness.grant(of_tenant.tenant, line.grants);
             }
+        }
+        self.fairness.lapse();
+    }
+
+    /// Charges a request that left the queue for its admission to its tenant.
+    pub(crate) fn charge_admission(&mut self, key: Key) {
+        if self.config.fair {
+            let (charge, tenant) = (self.cost_of(key), self.requests.live(key).spec.tenant);
+            self.fairness.charge_admission(tenant, charge);
         }
     }
 
-    /// Tokens that admitting a request charges to its tenant. What a retraction took was charged
-    /// before.
-    pub(crate) fn admission_charge(&self, key: Key) -> u32 {
+    /// Tokens that an admission charges. What a retraction took was charged before.
+    fn cost_of(&self, key: Key) -> u32 {
         let request = self.requests.live(key);
         if request.waiting.place.is_retracted() {
             0
         } else {
             request.uncached_len()
         }
-    }
-
-    fn cost_of(&self, key: Key) -> i64 {
-        i64::from(self.admission_charge(key))
     }
 }

@@ -52,6 +52,9 @@ impl Scheduler {
         request.waiting.counted = request.uncached_len();
         request.waiting.prefilled_before = self.counters.prefill_tokens;
         self.queued_tokens += u64::from(request.waiting.counted);
+        if self.config.fair {
+            self.fairness.note_waiting(request.spec.tenant);
+        }
         self.look_again(key);
     }
 
@@ -89,9 +92,12 @@ impl Scheduler {
 
     /// Takes a request out of the queue; its match stays with the caller.
     pub(crate) fn leave_queue(&mut self, key: Key) {
-        let waiting = &self.requests.live(key).waiting;
-        self.queued_tokens -= u64::from(waiting.counted);
-        self.waiting.remove(waiting.place);
+        let request = self.requests.live(key);
+        self.queued_tokens -= u64::from(request.waiting.counted);
+        self.waiting.remove(request.waiting.place);
+        if self.config.fair {
+            self.fairness.note_left(request.spec.tenant);
+        }
         self.sweep_stale();
     }
 
@@ -220,7 +226,7 @@ impl Scheduler {
     /// Every so many steps, marks what the first waiting requests will hit as just used, the first
     /// of them last, so that eviction takes it last.
     pub(crate) fn hold_recent(&mut self) -> crate::error::Result<()> {
-        let is_due = self.in_flight.next_id() % HOLD_INTERVAL == 0;
+        let is_due = self.in_flight.next_id().is_multiple_of(HOLD_INTERVAL);
         if !is_due || self.waiting.is_empty() || !self.config.uses_tree() {
             return Ok(());
         }

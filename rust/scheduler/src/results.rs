@@ -154,7 +154,7 @@ impl Scheduler {
             let request = self.requests.live(row.key);
             if self.config.fair {
                 let num_new = crate::request::len_u32(num_new);
-                self.fairness.charge(request.spec.tenant, num_new);
+                self.fairness.charge_output(request.spec.tenant, num_new);
             }
             outputs.push(&self.output_of(row.key, &request.tokens[first_new..], code));
         }

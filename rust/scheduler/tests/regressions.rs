@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::HashSet;
 
-use common::steps::{run_step, scheduler};
+use common::steps::{admissions, one_by_one, run_step, scheduler};
 use common::{config, prompt, spec};
 use dsserve_scheduler::{
     FinishCode, Policy, PriorityConfig, RequestSpec, Scheduler, SchedulerConfig, STATUS_NAN,
@@ -180,4 +180,86 @@ fn a_step_looks_at_so_many_requests_however_many_tenants_wait() {
     let held_back = s.stats().counters.held_back;
     assert!((100..=2 * (64 + 128)).contains(&held_back), "{held_back}");
     s.check_invariants().unwrap();
+}
+
+fn of_tenant(id: u64, tenant: u64, prompt_len: u32, max_new_tokens: u32) -> RequestSpec {
+    RequestSpec {
+        tenant,
+        ..spec(
+            id,
+            prompt(u32::try_from(id).unwrap(), prompt_len),
+            max_new_tokens,
+        )
+    }
+}
+
+fn shared_fairly(max_running_requests: u32) -> Scheduler {
+    scheduler(SchedulerConfig {
+        fair: true,
+        max_running_requests,
+        chunked_prefill_size: 1_024,
+        max_prefill_tokens: 1_024,
+        num_pages: 4_000,
+        context_length: 8_000,
+        ..one_by_one(Policy::Fcfs)
+    })
+}
+
+/// Of the first `count` admissions, how many are of ids from `from` on.
+fn share_of(s: &mut Scheduler, count: usize, from: u64) -> usize {
+    let order = admissions(s, count);
+    order.iter().filter(|id| **id >= from).count()
+}
+
+#[test]
+fn nobody_pays_for_what_nobody_else_waited_for() {
+    let mut s = shared_fairly(16);
+    s.submit((1..=16).map(|id| of_tenant(id, 1, 10, 1_000)).collect());
+    while s.has_work() {
+        run_step(&mut s);
+    }
+    s.submit((100..120).map(|id| of_tenant(id, 1, 60, 1)).collect());
+    s.submit((200..220).map(|id| of_tenant(id, 2, 60, 1)).collect());
+    // Two turns of either.
+    let share = share_of(&mut s, 32, 200);
+    assert!((8..=24).contains(&share), "{share}");
+    s.check_invariants().unwrap();
+}
+
+#[test]
+fn debts_are_kept_while_another_tenant_waits_and_lapse_with_the_queue() {
+    for empties_queue in [false, true] {
+        let mut s = shared_fairly(1);
+        s.submit(vec![of_tenant(1, 1, 10, 3_000)]);
+        s.submit((2..60).map(|id| of_tenant(id, 2, 60, 1)).collect());
+        // The one of tenant 1 runs while tenant 2 waits.
+        while s.stats().counters.generated_tokens < 3_000 {
+            run_step(&mut s);
+        }
+        if empties_queue {
+            s.abort(&(2..60).collect::<Vec<u64>>()).unwrap();
+        }
+        s.submit((100..160).map(|id| of_tenant(id, 1, 60, 1)).collect());
+        s.submit((200..260).map(|id| of_tenant(id, 2, 60, 1)).collect());
+        let of_second = admissions(&mut s, 40)
+            .iter()
+            .filter(|id| **id < 100 || **id >= 200)
+            .count();
+        let expected = if empties_queue { 12..=28 } else { 40..=40 };
+        assert!(expected.contains(&of_second), "{of_second}");
+    }
+}
+
+#[test]
+fn credit_lapses_when_its_tenant_has_nothing_waiting() {
+    let mut s = shared_fairly(1);
+    // While tenant 1 saves up for a long prompt, tenant 2 runs many short ones.
+    s.submit(vec![of_tenant(1, 1, 6_000, 1)]);
+    s.submit((200..400).map(|id| of_tenant(id, 2, 60, 1)).collect());
+    assert_eq!(share_of(&mut s, 60, 200), 60);
+    s.abort(&[1]).unwrap();
+    run_step(&mut s);
+    s.submit((100..160).map(|id| of_tenant(id, 1, 60, 1)).collect());
+    let share = share_of(&mut s, 40, 200);
+    assert!((12..=28).contains(&share), "{share}");
 }
