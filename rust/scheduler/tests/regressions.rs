@@ -20,7 +20,7 @@ fn of_priority(id: u32, prompt_len: u32, max_new_tokens: u32, priority: i32) -> 
     }
 }
 
-fn preempting(config: SchedulerConfig) -> Scheduler {
+fn preempting(config: &SchedulerConfig) -> Scheduler {
     scheduler(SchedulerConfig {
         context_length: 400,
         eos_token_ids: Vec::new(),
@@ -29,13 +29,13 @@ fn preempting(config: SchedulerConfig) -> Scheduler {
             enabled: true,
             ..PriorityConfig::default()
         },
-        ..config
+        ..config.clone()
     })
 }
 
 #[test]
 fn who_is_preempted_does_not_come_back_in_the_same_step() {
-    let mut s = preempting(SchedulerConfig {
+    let mut s = preempting(&SchedulerConfig {
         policy: Policy::ShortestPrefillFirst,
         mixed_chunk: true,
         num_pages: 50,
@@ -131,7 +131,7 @@ fn a_failed_row_without_ids_ends_its_request_alone() {
 
 #[test]
 fn a_full_queue_drops_the_least_urgent_that_was_never_retracted() {
-    let mut s = preempting(SchedulerConfig {
+    let mut s = preempting(&SchedulerConfig {
         num_pages: 22,
         max_running_requests: 2,
         max_queued_requests: Some(2),
