@@ -160,6 +160,28 @@ impl Trailing {
         }
     }
 
+    /// Whether this component allows a hit to end at the end of `node`; looks at no node beyond the
+    /// first gap.
+    pub(crate) fn allows_end(&self, arena: &Arena, page_size: u32, node: u32) -> bool {
+        let end = arena[node].end_page * page_size;
+        let mut at = node;
+        loop {
+            let here = &arena[at];
+            if here.is_root() {
+                return true;
+            }
+            let num_pages = self.pages(at).len();
+            let data_start = here.end_page * page_size - self.tokens_of(num_pages);
+            if num_pages == 0 || data_start > here.start_page() * page_size {
+                return num_pages > 0 && data_start <= end.saturating_sub(self.window);
+            }
+            if data_start <= end.saturating_sub(self.window) {
+                return true;
+            }
+            at = here.parent;
+        }
+    }
+
     /// First token that a lock on a prefix of `end` tokens keeps.
     pub(crate) fn lock_start(&self, end: u32) -> u32 {
         end.saturating_sub(self.window)
@@ -243,6 +265,10 @@ mod tests {
             }];
             let case = (window, first, second, wanted);
             assert_eq!(found, (place, allowed), "{case:?}");
+            if arena[node].end_page * 4 == wanted {
+                let allows = trailing.allows_end(&arena, 4, node);
+                assert_eq!(allows, wanted == allowed, "{case:?}");
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::arena::NodeHandle;
 use crate::cache::RadixCache;
-use crate::tree::{Match, Place};
+use crate::tree::Match;
 
 impl RadixCache {
     /// Whether a match that ended at `node`, and was made at `version`, would give the same now.
@@ -25,6 +25,9 @@ impl RadixCache {
     /// Knows more than [`unchanged_since`](Self::unchanged_since): what was inserted after the same
     /// prefix counts only if it goes on with the page that follows in `tokens`. So the end of a
     /// system prompt that many requests share does not seem to change with each of them.
+    ///
+    /// # Panics
+    /// May panic if `tokens` are not those that were matched, but fewer than the hit.
     #[must_use]
     pub fn is_current(&self, found: &Match, tokens: &[u32]) -> bool {
         let Ok(node) = self.arena.resolve(found.node) else {
@@ -42,11 +45,9 @@ impl RadixCache {
     }
 
     fn may_end_at(&self, node: u32) -> bool {
-        let place = Place {
-            node,
-            end_page: self.arena[node].end_page,
-        };
-        self.last_boundary(place) == place
+        let page_size = self.config.page_size;
+        let mut trailing = self.trailing.iter();
+        trailing.all(|trailing| trailing.allows_end(&self.arena, page_size, node))
     }
 
     fn goes_on(&self, node: u32, tokens: &[u32]) -> bool {

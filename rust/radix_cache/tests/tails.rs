@@ -332,3 +332,16 @@ fn a_disabled_cache_frees_tails_too() {
         (8, 8)
     );
 }
+
+#[test]
+fn long_chains_without_windows_are_quick() {
+    let mut cache = windowed(4_096, 2);
+    let tokens: Vec<u32> = (0..4_000).collect();
+    let start = std::time::Instant::now();
+    for end in (2..=tokens.len()).step_by(2) {
+        put_with(&mut cache, &tokens[..end], &[]);
+    }
+    // A walk to the root for each node on the way to the root took half a minute.
+    assert!(start.elapsed().as_secs() < 4, "{:?}", start.elapsed());
+    assert_eq!(hit(&cache, &tokens), 0);
+}
