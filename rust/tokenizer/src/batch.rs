@@ -38,12 +38,14 @@ pub struct TokenBatch<'a> {
 pub struct StreamTable {
     vocabulary: Arc<TokenTable>,
     streams: HashMap<u64, Open, BuildHasherDefault<NameHasher>>,
+    num_with_patterns: usize,
 }
 
 #[derive(Debug)]
 struct Open {
     stream: TextStream,
     shows_stop_token: bool,
+    has_patterns: bool,
 }
 
 impl StreamTable {
@@ -53,6 +55,7 @@ impl StreamTable {
         Self {
             vocabulary,
             streams: HashMap::default(),
+            num_with_patterns: 0,
         }
     }
 
@@ -66,8 +69,10 @@ impl StreamTable {
         }
         let open = Open {
             shows_stop_token: options.include_stop,
+            has_patterns: options.stop_regex.is_some(),
             stream: TextStream::new(Arc::clone(&self.vocabulary), options),
         };
+        self.num_with_patterns += usize::from(open.has_patterns);
         self.streams.insert(name, open);
         Ok(())
     }
@@ -107,7 +112,16 @@ impl StreamTable {
 
     /// Forgets a stream; returns whether it was open.
     pub fn close(&mut self, name: u64) -> bool {
-        self.streams.remove(&name).is_some()
+        let open = self.streams.remove(&name);
+        let has_patterns = open.as_ref().is_some_and(|open| open.has_patterns);
+        self.num_with_patterns -= usize::from(has_patterns);
+        open.is_some()
+    }
+
+    /// Whether a stream has stop patterns: each id may then take many times longer.
+    #[must_use]
+    pub fn has_patterns(&self) -> bool {
+        self.num_with_patterns > 0
     }
 
     /// Number of open streams.

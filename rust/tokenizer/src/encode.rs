@@ -183,7 +183,7 @@ impl Tokenizer {
                 match part {
                     Part::Added(id) => ids.push(id),
                     Part::Plain(text) => {
-                        ids.extend(self.reference.encode_plain(text, &self.path)?);
+                        ids.extend(self.reference.encode_plain(text)?);
                     }
                 }
             }

@@ -15,6 +15,7 @@ mod progress;
 mod reference;
 mod split;
 mod stop;
+mod stop_cost;
 mod stop_regex;
 #[doc(hidden)]
 pub mod testing;
@@ -31,6 +32,8 @@ pub use matcher::Stop;
 pub use message_cache::CacheStats;
 pub use options::{Backend, TokenizerOptions};
 pub use stop::{StopSet, MAX_STOP_BYTES};
-pub use stop_regex::{StopRegex, MAX_HELD_REGEX_BYTES, MAX_STOP_REGEX_BYTES};
+pub use stop_regex::{
+    StopRegex, MAX_HELD_REGEX_BYTES, MAX_STOP_REGEX_BYTES, MAX_STOP_REGEX_TOTAL_BYTES,
+};
 pub use threads::PARALLEL_TEXT_BYTES;
 pub use vocab::TokenTable;

@@ -46,10 +46,7 @@ impl Matcher {
                 let start = strings.start();
                 (strings, start)
             }),
-            regex: regex.map(|regex| {
-                let start = regex.start();
-                (regex, start)
-            }),
+            regex: regex.map(|regex| (regex, RegexState::default())),
             num_bytes: 0,
         })
     }

@@ -1,11 +1,9 @@
 //! Encoding with the reference, the `tokenizers` crate: exact for every file, and slow.
 
 use crate::error::TokenizerError;
-use crate::load;
 use crate::split;
 use crate::threads::{Threads, MIN_PARALLEL_BATCH_BYTES, PARALLEL_TEXT_BYTES, PART_BYTES};
 use serde_json::Value;
-use std::path::Path;
 use std::sync::OnceLock;
 use tokenizers::PostProcessor;
 
@@ -77,22 +75,28 @@ impl Reference {
     /// The ids of text in which spellings of added tokens mean nothing.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`]; [`TokenizerError::Parse`] and [`TokenizerError::Read`] if the file
-    /// at `path` changed since it was loaded.
-    pub(crate) fn encode_plain(&self, text: &str, path: &Path) -> Result<Vec<u32>, TokenizerError> {
-        encode(self.plain(path)?, text, false)
+    /// [`TokenizerError::Encode`].
+    pub(crate) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let plain = if let Some(plain) = self.plain.get() {
+            plain
+        } else {
+            // Not read again: the file may have changed or gone.
+            let built = without_added(&self.hf).map_err(|error| TokenizerError::Encode {
+                bytes: text.len(),
+                reason: error.to_string(),
+            })?;
+            self.plain.get_or_init(|| built)
+        };
+        encode(plain, text, false)
     }
+}
 
-    fn plain(&self, path: &Path) -> Result<&tokenizers::Tokenizer, TokenizerError> {
-        if let Some(plain) = self.plain.get() {
-            return Ok(plain);
-        }
-        let mut json = load::read_json(path)?;
-        json["added_tokens"] = Value::Array(Vec::new());
-        json["post_processor"] = Value::Null;
-        let built = load::build(&json, path)?;
-        Ok(self.plain.get_or_init(|| built))
-    }
+/// The same tokenizer without added vocabulary and post-processor.
+fn without_added(hf: &tokenizers::Tokenizer) -> tokenizers::Result<tokenizers::Tokenizer> {
+    let mut plain = tokenizers::Tokenizer::new(hf.get_model().clone());
+    plain.with_pre_tokenizer(hf.get_pre_tokenizer().cloned());
+    plain.with_normalizer(hf.get_normalizer().cloned())?;
+    Ok(plain)
 }
 
 fn encode(

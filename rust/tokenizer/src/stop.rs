@@ -4,7 +4,6 @@ use crate::error::TokenizerError;
 use aho_corasick::automaton::{Automaton, StateID};
 use aho_corasick::nfa::noncontiguous::{Builder, NFA};
 use aho_corasick::{Anchored, MatchKind};
-use std::collections::HashMap;
 
 /// Limit on the length of all stop strings of a stream together.
 pub const MAX_STOP_BYTES: usize = 64 * 1024;
@@ -26,8 +25,9 @@ pub struct StopSet {
     patterns: Vec<String>,
     automaton: NFA,
     start: StateID,
-    /// How many bytes of text each state remembers: the longest end that may begin a pattern.
-    depths: HashMap<StateID, usize>,
+    /// How many bytes of text each state, by its number, remembers: the longest end that may begin a
+    /// pattern.
+    depths: Vec<u32>,
 }
 
 /// Where a stop string ends in the fed text.
@@ -72,13 +72,16 @@ impl StopSet {
                 .map_err(|error| TokenizerError::StopCompile {
                     reason: error.to_string(),
                 })?;
-        let mut depths = HashMap::from([(start, 0)]);
+        let mut depths = vec![0; start.as_usize() + 1];
         for pattern in &patterns {
             let mut state = start;
-            for (index, &byte) in pattern.as_bytes().iter().enumerate() {
+            for (depth, &byte) in (1..).zip(pattern.as_bytes()) {
                 // Reading a pattern from the start walks down the trie: depth = bytes read.
                 state = automaton.next_state(Anchored::No, state, byte);
-                depths.insert(state, index + 1);
+                if depths.len() <= state.as_usize() {
+                    depths.resize(state.as_usize() + 1, 0);
+                }
+                depths[state.as_usize()] = depth;
             }
         }
         Ok(Some(Self {
@@ -119,9 +122,7 @@ impl StopSet {
 
     /// How many bytes at the end of the text fed so far may be the beginning of a pattern.
     pub(crate) fn held_len(&self, state: StateID) -> usize {
-        self.depths
-            .get(&state)
-            .copied()
-            .expect("every reachable state is a prefix of a pattern")
+        // Every reachable state is a prefix of a pattern.
+        self.depths[state.as_usize()] as usize
     }
 }

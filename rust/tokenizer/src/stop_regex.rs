@@ -5,19 +5,33 @@
 //! held back exactly as long as a match may have begun there.
 
 use crate::error::TokenizerError;
+use crate::stop_cost::{num_large_classes, num_positions};
 use regex_automata::nfa::thompson::{self, State, WhichCaptures, NFA};
 use regex_automata::util::look::Look;
 use regex_automata::util::primitives::StateID;
-use regex_syntax::hir::LookSet;
+use regex_syntax::ast::parse::Parser;
+use regex_syntax::hir::translate::Translator;
+use regex_syntax::hir::{Hir, LookSet};
+use std::cell::RefCell;
 
 /// Limit on the length of a stop pattern.
 pub const MAX_STOP_REGEX_BYTES: usize = 1024;
 
+/// Limit on the length of all stop patterns of a stream together.
+pub const MAX_STOP_REGEX_TOTAL_BYTES: usize = 4 * 1024;
+
 /// Text in which an unfinished match of a stop pattern began is held back up to this much.
 pub const MAX_HELD_REGEX_BYTES: usize = 4096;
 
-/// Limit on the automaton of a stream's patterns; it bounds the work for a byte.
-const MAX_AUTOMATON_BYTES: usize = 256 * 1024;
+/// Limit on the classes of a stream's patterns that take long to build, up to a millisecond each.
+const MAX_LARGE_CLASSES: usize = 64;
+
+/// Limit on the characters of a stream's patterns, repetitions written out; it bounds the walks and so
+/// the work for a byte.
+const MAX_POSITIONS: u64 = 1024;
+
+/// Limit on the automaton of a stream's patterns.
+const MAX_AUTOMATON_BYTES: usize = 1024 * 1024;
 
 /// The compiled stop patterns of a stream; several streams may share one.
 ///
@@ -56,12 +70,20 @@ pub(crate) struct RegexState {
     last_byte: Option<u8>,
     /// The state of each walk and where it began, the earliest first; no state twice.
     walks: Vec<(StateID, u64)>,
-    /// Memory used again for each byte.
+}
+
+/// Memory used again for each byte, of whatever stream: it is as large as an automaton.
+#[derive(Debug, Default)]
+struct Scratch {
     next: Vec<(StateID, u64)>,
     stack: Vec<StateID>,
-    /// The round in which a state was last entered.
+    /// The round in which a state was last entered; no two rounds have the same number.
     entered: Vec<u64>,
     round: u64,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl StopRegex {
@@ -78,20 +100,25 @@ impl StopRegex {
         if patterns.is_empty() {
             return Ok(None);
         }
+        let mut budget = Budget::default();
+        let mut parsed = Vec::with_capacity(patterns.len());
         for (index, pattern) in patterns.iter().enumerate() {
-            check(pattern).map_err(|reason| TokenizerError::StopRegex { index, reason })?;
+            let hir = budget
+                .parse(pattern)
+                .map_err(|reason| TokenizerError::StopRegex { index, reason })?;
+            parsed.push(hir);
         }
-        let config = thompson::Config::new()
-            .which_captures(WhichCaptures::None)
-            .nfa_size_limit(Some(MAX_AUTOMATON_BYTES));
-        let nfa = NFA::compiler()
-            .configure(config)
-            .build_many(&patterns)
-            .map_err(|error| TokenizerError::StopRegex {
-                index: 0,
-                reason: format!("the patterns are too large together: {error}"),
-            })?;
-        Ok(Some(Self { patterns, nfa }))
+        if let Some(nfa) = build(&parsed) {
+            return Ok(Some(Self { patterns, nfa }));
+        }
+        let is_too_large = |count: &usize| build(&parsed[..*count]).is_none();
+        let count = (1..parsed.len()).find(is_too_large);
+        Err(TokenizerError::StopRegex {
+            index: count.unwrap_or(parsed.len()) - 1,
+            reason: too_large(&format!(
+                "its automaton needs more than {MAX_AUTOMATON_BYTES} bytes"
+            )),
+        })
     }
 
     /// The patterns, in the order given.
@@ -100,62 +127,58 @@ impl StopRegex {
         &self.patterns
     }
 
-    pub(crate) fn start(&self) -> RegexState {
-        RegexState {
-            entered: vec![0; self.nfa.states().len()],
-            ..RegexState::default()
-        }
-    }
-
     /// Feeds `text`, moving `state`; stops where the first match is complete. If several end there,
     /// the one that began first is reported.
     pub(crate) fn feed(&self, state: &mut RegexState, text: &[u8]) -> Option<RegexHit> {
-        for (index, &byte) in text.iter().enumerate() {
-            if let Some((pattern, start)) = self.step(state, byte) {
-                return Some(RegexHit {
+        SCRATCH.with_borrow_mut(|scratch| {
+            if scratch.entered.len() < self.nfa.states().len() {
+                scratch.entered.resize(self.nfa.states().len(), 0);
+            }
+            text.iter().enumerate().find_map(|(index, &byte)| {
+                let (pattern, start) = self.step(state, scratch, byte)?;
+                Some(RegexHit {
                     pattern,
                     start,
                     end: index + 1,
-                });
-            }
-        }
-        None
+                })
+            })
+        })
     }
 
     /// Moves every walk by one byte; returns the match that it completes.
-    fn step(&self, state: &mut RegexState, byte: u8) -> Option<(usize, u64)> {
+    fn step(
+        &self,
+        state: &mut RegexState,
+        scratch: &mut Scratch,
+        byte: u8,
+    ) -> Option<(usize, u64)> {
         // Matches begin between characters.
         let is_boundary = byte & 0xC0 != 0x80;
-        state.round += 1;
+        scratch.round += 1;
+        let mut walks = std::mem::take(&mut state.walks);
         if is_boundary {
-            for &(walk, _) in &state.walks {
-                state.entered[walk.as_usize()] = state.round;
+            for &(walk, _) in &walks {
+                scratch.entered[walk.as_usize()] = scratch.round;
             }
-            let mut walks = std::mem::take(&mut state.walks);
             // No pattern matches the empty text, so this completes nothing.
-            self.enter(
-                state,
-                &mut walks,
-                self.nfa.start_anchored(),
-                state.num_bytes,
-            );
-            state.walks = walks;
-            state.round += 1;
+            let first = self.nfa.start_anchored();
+            self.enter(state, scratch, &mut walks, first, state.num_bytes);
+            scratch.round += 1;
         }
         state.num_bytes += 1;
         state.last_byte = Some(byte);
-        let mut next = std::mem::take(&mut state.next);
+        let mut next = std::mem::take(&mut scratch.next);
         next.clear();
         let mut hit = None;
-        for index in 0..state.walks.len() {
-            let (walk, start) = state.walks[index];
+        for &(walk, start) in &walks {
             let Some(target) = self.target(walk, byte) else {
                 continue;
             };
-            let found = self.enter(state, &mut next, target, start);
+            let found = self.enter(state, scratch, &mut next, target, start);
             hit = hit.or(found.map(|pattern| (pattern, start)));
         }
-        state.next = std::mem::replace(&mut state.walks, next);
+        scratch.next = walks;
+        state.walks = next;
         hit
     }
 
@@ -171,16 +194,19 @@ impl StopRegex {
     /// Adds the states that `first` leads to without a byte; returns the first pattern complete there.
     fn enter(
         &self,
-        state: &mut RegexState,
+        state: &RegexState,
+        scratch: &mut Scratch,
         walks: &mut Vec<(StateID, u64)>,
         first: StateID,
         start: u64,
     ) -> Option<usize> {
         let mut found: Option<usize> = None;
-        state.stack.clear();
-        state.stack.push(first);
-        while let Some(id) = state.stack.pop() {
-            if std::mem::replace(&mut state.entered[id.as_usize()], state.round) == state.round {
+        scratch.stack.clear();
+        scratch.stack.push(first);
+        while let Some(id) = scratch.stack.pop() {
+            if std::mem::replace(&mut scratch.entered[id.as_usize()], scratch.round)
+                == scratch.round
+            {
                 continue;
             }
             match self.nfa.state(id) {
@@ -189,12 +215,12 @@ impl StopRegex {
                 }
                 State::Look { look, next } => {
                     if looks_back(*look, state.num_bytes, state.last_byte) {
-                        state.stack.push(*next);
+                        scratch.stack.push(*next);
                     }
                 }
-                State::Union { alternates } => state.stack.extend(alternates.iter().rev()),
-                State::BinaryUnion { alt1, alt2 } => state.stack.extend([*alt2, *alt1]),
-                State::Capture { next, .. } => state.stack.push(*next),
+                State::Union { alternates } => scratch.stack.extend(alternates.iter().rev()),
+                State::BinaryUnion { alt1, alt2 } => scratch.stack.extend([*alt2, *alt1]),
+                State::Capture { next, .. } => scratch.stack.push(*next),
                 State::Match { pattern_id } => {
                     let pattern = pattern_id.as_usize();
                     found = Some(found.map_or(pattern, |other| other.min(pattern)));
@@ -226,25 +252,78 @@ fn looks_back(look: Look, at: u64, last_byte: Option<u8>) -> bool {
     }
 }
 
-fn check(pattern: &str) -> Result<(), String> {
-    if pattern.len() > MAX_STOP_REGEX_BYTES {
-        return Err(format!(
-            "it has {} bytes, the limit is {MAX_STOP_REGEX_BYTES}",
-            pattern.len()
-        ));
+/// What the patterns of a stream took so far.
+#[derive(Debug, Default)]
+struct Budget {
+    bytes: usize,
+    large_classes: usize,
+    positions: u64,
+}
+
+impl Budget {
+    /// Parses the next pattern; the error says why it cannot be used. What could be expensive is
+    /// counted before it is done.
+    fn parse(&mut self, pattern: &str) -> Result<Hir, String> {
+        if pattern.len() > MAX_STOP_REGEX_BYTES {
+            return Err(format!(
+                "it has {} bytes, the limit is {MAX_STOP_REGEX_BYTES}",
+                pattern.len()
+            ));
+        }
+        self.bytes += pattern.len();
+        if self.bytes > MAX_STOP_REGEX_TOTAL_BYTES {
+            return Err(too_large(&format!(
+                "more than {MAX_STOP_REGEX_TOTAL_BYTES} bytes"
+            )));
+        }
+        let tree = Parser::new()
+            .parse(pattern)
+            .map_err(|error| one_line(&error.to_string()))?;
+        self.large_classes += num_large_classes(&tree);
+        if self.large_classes > MAX_LARGE_CLASSES {
+            return Err(too_large(&format!(
+                "more than {MAX_LARGE_CLASSES} large character classes"
+            )));
+        }
+        let hir = Translator::new()
+            .translate(pattern, &tree)
+            .map_err(|error| one_line(&error.to_string()))?;
+        let known = LookSet::empty()
+            .insert(regex_syntax::hir::Look::Start)
+            .insert(regex_syntax::hir::Look::StartLF);
+        let looks = hir.properties().look_set();
+        if looks.union(known) != known {
+            return Err(
+                "it looks at what follows ($, \\b, \\B): only ^ works in a stream".to_owned(),
+            );
+        }
+        if hir.properties().minimum_len() == Some(0) {
+            return Err("it matches the empty text".to_owned());
+        }
+        self.positions = self.positions.saturating_add(num_positions(&hir));
+        if self.positions > MAX_POSITIONS {
+            return Err(too_large(&format!(
+                "more than {MAX_POSITIONS} characters with repetitions written out"
+            )));
+        }
+        Ok(hir)
     }
-    let hir = regex_syntax::parse(pattern).map_err(|error| one_line(&error.to_string()))?;
-    let known = LookSet::empty()
-        .insert(regex_syntax::hir::Look::Start)
-        .insert(regex_syntax::hir::Look::StartLF);
-    let looks = hir.properties().look_set();
-    if looks.union(known) != known {
-        return Err("it looks at what follows ($, \\b, \\B): only ^ works in a stream".to_owned());
-    }
-    if hir.properties().minimum_len() == Some(0) {
-        return Err("it matches the empty text".to_owned());
-    }
-    Ok(())
+}
+
+/// None if the automaton is too large: nothing else can be wrong with parsed patterns.
+fn build(patterns: &[Hir]) -> Option<NFA> {
+    let config = thompson::Config::new()
+        .which_captures(WhichCaptures::None)
+        .nfa_size_limit(Some(MAX_AUTOMATON_BYTES));
+    NFA::compiler()
+        .configure(config)
+        .build_many_from_hir(patterns)
+        .ok()
+}
+
+/// The limits are those of all patterns of a stream; the one that goes beyond them is told.
+fn too_large(reason: &str) -> String {
+    format!("it is too large, with those before it: {reason}")
 }
 
 /// The message of the parser without its drawing of where the error is.

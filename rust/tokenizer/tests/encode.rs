@@ -5,7 +5,9 @@
 mod common;
 
 use common::{Spec, BOS, DEEPSEEK, GPT2};
-use dsserve_tokenizer::{Tokenizer, TokenizerError, PARALLEL_TEXT_BYTES};
+use dsserve_tokenizer::{
+    Backend, Tokenizer, TokenizerError, TokenizerOptions, PARALLEL_TEXT_BYTES,
+};
 use proptest::prelude::*;
 use serde_json::json;
 use std::sync::LazyLock;
@@ -119,6 +121,17 @@ fn a_range_without_a_token_is_plain_text_with_its_surroundings() {
     let whole = tokenizer.encode_rendered("in the ring", &[]).unwrap();
     let ranged = tokenizer.encode_rendered("in the ring", &[3..5]).unwrap();
     assert_eq!(ranged, whole);
+}
+
+#[test]
+fn the_file_is_not_needed_after_loading() {
+    let dir = common::write(&Spec::default());
+    let options = TokenizerOptions::default().with_backend(Backend::HuggingFace);
+    let tokenizer = Tokenizer::load(&dir, &options).unwrap();
+    std::fs::remove_dir_all(&dir).unwrap();
+    let ids = tokenizer.encode_rendered("it's <think> 你", &[]).unwrap();
+    assert_eq!(tokenizer.decode(&ids, false), "it's <think> 你");
+    assert!(!ids.contains(&tokenizer.token_to_id("<think>").unwrap()));
 }
 
 #[test]

@@ -161,12 +161,70 @@ fn patterns_that_cannot_be_used_are_refused_with_the_reason() {
         ("a$", "what follows"),
         ("\\bword", "what follows"),
         ("a*", "empty text"),
-        ("(?:\\w{1,60}){1,60}", "too large"),
+        ("(?:\\w{1,60}){1,60}", "written out"),
+        ("(?:a?b?c?d?e?f?g?h?i?l?o?r?s?t?w? ?){150}Q", "written out"),
+        ("\\pL{400}", "automaton"),
+        (&"(?i)[\\p{L}--\\p{Lu}]".repeat(45), "classes"),
+        (&"(?i)[[[^a]b]c]".repeat(45), "classes"),
+        (&"(?i)[\u{80}-\u{10ffff}]".repeat(65), "classes"),
+        (&"\\d{1}".repeat(65), "classes"),
     ] {
         let error = StopRegex::new(vec!["x".to_owned(), pattern.to_owned()]).unwrap_err();
-        assert!(error.to_string().contains(reason), "{pattern}: {error}");
+        let message = error.to_string();
+        assert!(message.starts_with("stop pattern 1: "), "{message}");
+        assert!(message.contains(reason), "{pattern}: {error}");
     }
     assert!(StopRegex::new(Vec::new()).unwrap().is_none());
     let longest = "a".repeat(MAX_STOP_REGEX_BYTES);
     assert!(StopRegex::new(vec![longest]).unwrap().is_some());
+}
+
+#[test]
+fn ordinary_patterns_with_long_repetitions_are_taken() {
+    for pattern in [
+        "\\w{1,30}:",
+        "(?s).{1,600}Q",
+        "(?i)[^\\s\\d]{3,60}!",
+        "[一-龥]{1,40}。",
+    ] {
+        let built = StopRegex::new(vec![pattern.to_owned()]);
+        assert!(built.is_ok_and(|regex| regex.is_some()), "{pattern}");
+    }
+}
+
+#[test]
+fn limits_are_those_of_all_patterns_and_the_one_beyond_them_is_told() {
+    let repeat = |pattern: &str, count| vec![pattern.to_owned(); count];
+    for patterns in [
+        repeat("[ab]{400}", 4),
+        repeat("\\pL{10}", 16),
+        repeat(&"\\d".repeat(30), 4),
+        repeat(&format!("a{{1}}#{}", "[a]".repeat(300)), 6),
+    ] {
+        let built = |count: usize| StopRegex::new(patterns[..count].to_vec());
+        let index = (1..=patterns.len())
+            .find(|&count| built(count).is_err())
+            .unwrap()
+            - 1;
+        assert!(index > 0, "{}", patterns[0]);
+        let message = built(patterns.len()).unwrap_err().to_string();
+        let expected = format!("stop pattern {index}: it is too large, with those before it");
+        assert!(message.starts_with(&expected), "{index}: {message}");
+    }
+}
+
+#[test]
+fn streams_with_different_patterns_do_not_disturb_each_other() {
+    let mut streams = [
+        stream(&["a[0-9]{3}b"], &[], false),
+        stream(&["(?s)x.{1,500}Q"], &[], false),
+        stream(&["1b"], &[], false),
+    ];
+    let mut texts = [const { String::new() }; 3];
+    for part in ["x a1", "1", "1", "b Q"] {
+        for (stream, text) in streams.iter_mut().zip(&mut texts) {
+            text.push_str(&push_text(stream, part));
+        }
+    }
+    assert_eq!(texts, ["x ", "", "x a11"]);
 }
