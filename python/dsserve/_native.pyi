@@ -219,6 +219,9 @@ class Tokenizer:
     def decode(self, ids: bytes, skip_special: bool = True) -> str:
         """Decode all ids at once; broken UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""
 
+    def decode_each(self, ids: bytes, skip_special: bool = True) -> list[str]:
+        """Decode each id by itself."""
+
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token by its spelling in the file."""
 
@@ -265,23 +268,34 @@ class StepPieces:
     def emitted_tokens(self) -> list[int]: ...
 
 @final
-class StreamDecoder:
-    """Incremental decoding of many streams, named by the caller."""
+class StreamOptions:
+    """How streams become text, with what stops them compiled; any number of streams may share it."""
 
-    def __new__(cls, tokenizer: Tokenizer) -> StreamDecoder: ...
-    def open(
-        self,
-        name: int,
+    def __new__(
+        cls,
         stop: list[str] = [],
         skip_special: bool = True,
         include_stop: bool = False,
         stop_regex: list[str] = [],
-    ) -> None:
-        """Start a stream.
+    ) -> StreamOptions:
+        """Compile.
 
         Raises:
-            TokenizerError: A stop string is empty, they are longer than 64 KiB together, a stop
-                pattern cannot be used, or an open stream has the name.
+            TokenizerError: A stop string is empty, they are longer than 64 KiB together, or a stop
+                pattern cannot be used.
+            UnicodeEncodeError: A text holds a lone surrogate.
+        """
+
+@final
+class StreamDecoder:
+    """Incremental decoding of many streams, named by the caller."""
+
+    def __new__(cls, tokenizer: Tokenizer) -> StreamDecoder: ...
+    def open(self, name: int, options: StreamOptions | None = None) -> None:
+        """Start a stream; without options nothing stops it and special tokens have no text.
+
+        Raises:
+            TokenizerError: An open stream has the name.
         """
 
     def push_batch(

@@ -124,6 +124,10 @@ def test_tokenize_and_detokenize_are_inverse(idle_server: ServerProcess) -> None
     texts = idle_server.post("/detokenize", {"tokens": batch["tokens"]}).json()["text"]
     assert texts == [text, "x"]
     assert idle_server.post("/detokenize", {"tokens": []}).json()["text"] == ""
+    body = {"prompt": [text, "x"], "return_token_strs": True}
+    strings = idle_server.post("/tokenize", body).json()["token_strs"]
+    assert [len(row) for row in strings] == batch["count"]
+    assert strings[1][-1] == "x"
     both = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
     assert idle_server.post("/tokenize", both).status_code == 400
 

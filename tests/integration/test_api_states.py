@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -14,6 +15,7 @@ from dsserve.entrypoints.app import create_app
 from dsserve.entrypoints.state import ServerState, build_state, load_sampling_defaults
 from dsserve.errors import ConfigError, EngineLost
 from dsserve.frontend.client import EngineClient
+from dsserve.frontend.detokenize import TextCodec, TextOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -134,3 +136,33 @@ def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
         file.write_text(wrong)
         with pytest.raises(ConfigError, match=r"generation_config\.json"):
             load_sampling_defaults(tmp_path)
+
+
+async def test_long_text_work_leaves_the_event_loop(
+    client: httpx.AsyncClient, state: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(state.client, SeemingClient)
+    state.client.seems_ready = state.is_warm = True
+    threads: list[int] = []
+
+    def noted(owner: type, name: str) -> None:
+        function = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    noted(TextCodec, "decode_each")
+    noted(TextOptions, "compile")
+    body = {"prompt": "a b " * 4000, "return_token_strs": True}
+    answer = (await client.post("/tokenize", json=body)).json()
+    assert "".join(answer["token_strs"]) == body["prompt"]
+    assert len(threads) == 1  # one call for all ids
+    for stops in ({"stop": [str(index) + "x" * 500 for index in range(8)]}, {"stop_regex": "a"}):
+        # Without an engine the request is refused, after its stops were compiled once for all choices.
+        body = {"prompt": ["a"] * 3, "n": 4} | stops
+        assert (await client.post(COMPLETIONS, json=body)).status_code == 503
+    assert len(threads) == 3
+    assert threading.get_ident() not in threads

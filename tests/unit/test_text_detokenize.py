@@ -3,6 +3,7 @@
 import json
 import struct
 import threading
+import time
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -189,6 +190,71 @@ def test_patterns_that_cannot_work_in_a_stream_are_refused(
         detokenizer.open(TextOptions(stop_regex=[pattern]))
     assert error.value.status == 400
     assert error.value.param == "stop_regex"
+
+
+def test_compiled_options_are_shared_by_streams(detokenizer: Detokenizer) -> None:
+    options = TextOptions(stop=["END"], stop_regex=["[0-9]{2}"]).compile()
+    names = [detokenizer.open(options) for _ in range(3)]
+    texts = ("a END", "b 12", "c")
+    updates = [(name, ids_of(text)) for name, text in zip(names, texts, strict=True)]
+    deltas = detokenizer.push(updates)
+    assert [delta.text for delta in deltas] == ["a ", "b ", "c"]
+    assert [delta.stop for delta in deltas] == ["END", "[0-9]{2}", None]
+
+
+def test_opening_a_stream_with_compiled_options_is_cheap(detokenizer: Detokenizer) -> None:
+    stops = [chr(0x1F600 + index) * 1023 + "x" for index in range(16)]
+    started_s = time.thread_time()
+    options = TextOptions(stop=stops).compile()
+    compiled_s = time.thread_time()
+    for _ in range(100):
+        detokenizer.open(options)
+    assert time.thread_time() - compiled_s < compiled_s - started_s
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (TextOptions(stop=["a", "\ud800"], stop_regex=["b"]), "stop"),
+        (TextOptions(stop=["a"], stop_regex=["b", "\ud800"]), "stop_regex"),
+    ],
+)
+def test_a_lone_surrogate_is_reported_where_it_is(options: TextOptions, param: str) -> None:
+    with pytest.raises(InvalidRequest, match="surrogate") as error:
+        options.compile()
+    assert error.value.param == param
+
+
+def test_an_expensive_pattern_is_refused_before_it_is_built() -> None:
+    patterns = ["x", *["(?i)[\\p{L}--\\p{Lu}]" * 45] * 15]
+    with pytest.raises(InvalidRequest, match=r"stop pattern 1: .*large character classes") as error:
+        TextOptions(stop_regex=patterns).compile()
+    assert error.value.param == "stop_regex"
+
+
+def test_ids_are_decoded_one_by_one() -> None:
+    ids = [*ids_of("a <think> 你好🎉"), 2**32 - 1, 0] * 700  # more than one part
+    expected = [codec().decode([token_id], skip_special_tokens=False) for token_id in ids]
+    assert codec().decode_each(ids) == expected
+    assert codec().decode_each([]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        ("one STOP", ["never", "STOP"], "STOP"),
+        ("one STOP", ["TOP", "STOP"], "STOP"),
+        ("STOP one", ["STOP"], None),
+        ("a 🎉", ["🎉"], "🎉"),
+        ("🎉🎉", ["a", "🎉🎉"], "🎉🎉"),
+        ("a", [], None),
+    ],
+)
+def test_the_stop_string_completed_by_the_last_id(
+    text: str, stops: list[str], expected: str | None
+) -> None:
+    assert codec().completed_stop(stops, ids_of(text)) == expected
+    assert codec().completed_stop(stops, []) is None
 
 
 @pytest.mark.parametrize("backend", ["auto", "huggingface", "fastokens"])

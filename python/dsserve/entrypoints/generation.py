@@ -13,9 +13,9 @@ from dsserve.protocol.engine import FinishCode
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from dsserve._native import StreamOptions
     from dsserve.entrypoints.state import ServerState
     from dsserve.frontend.client import OutputDelta, RequestStream
-    from dsserve.frontend.detokenize import TextOptions
     from dsserve.protocol.engine import EngineRequest
 
 
@@ -160,7 +160,7 @@ class Generation:
         requests: Sequence[EngineRequest],
         *,
         names: tuple[str, ...],
-        text: TextOptions | None = None,
+        text: StreamOptions | None = None,
     ) -> None:
         self._state = state
         self._text = text

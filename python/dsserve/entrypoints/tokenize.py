@@ -54,7 +54,7 @@ async def tokenize(request: Request) -> Response:
         token_ids = await state.in_thread(
             state.converter.prompt_ids, conversation, size=await body_size(request)
         )
-        return _tokens_response(state, body, [token_ids], is_batch=False)
+        return await _tokens_response(state, body, [token_ids], is_batch=False)
     is_batch = not isinstance(body.prompt, str)
     texts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
     batch = await state.in_thread(
@@ -63,7 +63,7 @@ async def tokenize(request: Request) -> Response:
         add_special_tokens=body.add_special_tokens is not False,
         size=sum(map(len, texts)),
     )
-    return _tokens_response(state, body, batch, is_batch=is_batch)
+    return await _tokens_response(state, body, batch, is_batch=is_batch)
 
 
 @router.post("/detokenize", openapi_extra=request_schema(DetokenizeBody))
@@ -97,16 +97,15 @@ async def detokenize(request: Request) -> Response:
     return OrjsonResponse({"prompt": value, "text": value})
 
 
-def _tokens_response(
+async def _tokens_response(
     state: ServerState, body: TokenizeBody, batch: list[list[int]], *, is_batch: bool
 ) -> Response:
+    counts = [len(token_ids) for token_ids in batch]
     strings = None
     if body.return_token_strs:
-        strings = [
-            [state.codec.decode([token_id], skip_special_tokens=False) for token_id in token_ids]
-            for token_ids in batch
-        ]
-    counts = [len(token_ids) for token_ids in batch]
+        strings = await state.in_thread(
+            lambda: [state.codec.decode_each(token_ids) for token_ids in batch], size=sum(counts)
+        )
     return OrjsonResponse(
         {
             "tokens": batch if is_batch else batch[0],

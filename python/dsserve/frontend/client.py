@@ -6,15 +6,16 @@ their requests. A stream that is not read merges what arrives, so a slow reader 
 than its own tokens.
 """
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -28,10 +29,15 @@ from dsserve.errors import (
     Overloaded,
     rejection_error,
 )
-from dsserve.frontend.detokenize import Detokenizer, TextDelta, TextOptions
 from dsserve.frontend.stream import OutputDelta, RequestStream
 from dsserve.protocol import engine as wire
 from dsserve.protocol.engine import EngineRequest, FinishCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dsserve._native import StreamOptions
+    from dsserve.frontend.detokenize import Detokenizer, TextDelta
 
 __all__ = ["EngineClient", "OutputDelta", "RequestStream"]
 
@@ -51,7 +57,7 @@ class EngineClient:
     """The engine as seen from the API process.
 
     Attributes:
-        detokenizer: Turns the outputs of a step into text, for requests submitted with `TextOptions`;
+        detokenizer: Turns the outputs of a step into text, for requests submitted with `text`;
             set by whoever loads the tokenizer.
     """
 
@@ -173,7 +179,7 @@ class EngineClient:
         """Hand out an id that no other request of this client has."""
         return next(self._ids)
 
-    def submit(self, request: EngineRequest, text: TextOptions | None = None) -> RequestStream:
+    def submit(self, request: EngineRequest, text: StreamOptions | None = None) -> RequestStream:
         """Send a request; await `RequestStream.accepted` to learn whether the scheduler took it.
 
         Args:
@@ -181,7 +187,6 @@ class EngineClient:
             text: Its deltas shall have text, and it ends at a stop; `detokenizer` must be set.
 
         Raises:
-            InvalidRequest: A stop string or pattern cannot be used.
             NotReady: The engine is still loading.
             EngineLost: The engine is gone.
             Overloaded: The engine does not read its messages.

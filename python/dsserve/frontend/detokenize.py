@@ -8,6 +8,7 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from dsserve import _native
+from dsserve._native import StreamOptions
 from dsserve.errors import ConfigError, InvalidRequest
 from dsserve.protocol.engine import Outputs, pack_u32, pack_u64, unpack_u32
 
@@ -19,6 +20,7 @@ MAX_STOP_STRINGS = 16
 MESSAGE_CACHE_BYTES = 64 * 1024 * 1024
 """Limit of the cache of encoded messages."""
 
+_IDS_PER_CALL = 4096
 _FIRST_OWN_NAME = 2**63
 """Names that are made up begin here, request ids at 1."""
 
@@ -58,8 +60,31 @@ class TextOptions:
     skip_special_tokens: bool = True
     include_stop: bool = False
 
+    def compile(self) -> StreamOptions:
+        """Build what finds the stops, without the interpreter lock: it may take tens of milliseconds.
 
-_DEFAULTS = TextOptions()
+        Raises:
+            InvalidRequest: A stop string is empty or holds a lone surrogate, there are more than
+                16, or they are longer than 64 KiB together; a stop pattern is longer than 1 KiB, is
+                no regular expression without look-around, matches the empty text, or is too large.
+        """
+        for field, values in (("stop", self.stop), ("stop_regex", self.stop_regex)):
+            if len(values) > MAX_STOP_STRINGS:
+                raise InvalidRequest(
+                    f"{field} lists {len(values)} texts, the limit is {MAX_STOP_STRINGS}",
+                    param=field,
+                )
+        try:
+            return StreamOptions(
+                list(self.stop), self.skip_special_tokens, self.include_stop, list(self.stop_regex)
+            )
+        except UnicodeEncodeError as error:
+            param = "stop" if error.object in self.stop else "stop_regex"
+            raise InvalidRequest("a stop string holds a lone surrogate", param=param) from error
+        except _native.TokenizerError as error:
+            message = str(error)
+            param = "stop_regex" if message.startswith("stop pattern") else "stop"
+            raise InvalidRequest(message, param=param) from error
 
 
 class Detokenizer:
@@ -73,35 +98,23 @@ class Detokenizer:
         self._decoder = _native.StreamDecoder(tokenizer)
         self._names = itertools.count(_FIRST_OWN_NAME)
 
-    def open(self, options: TextOptions = _DEFAULTS, *, name: int | None = None) -> int:
+    def open(
+        self, options: TextOptions | StreamOptions | None = None, *, name: int | None = None
+    ) -> int:
         """Start a stream and return its name.
 
         Args:
-            options: How it becomes text.
+            options: How it becomes text, compiled already if several streams share it.
             name: A request id; a name of its own is made up if left out.
 
         Raises:
-            InvalidRequest: A stop string is empty or holds a lone surrogate, there are more than
-                16, or they are longer than 64 KiB together; a stop pattern is longer than 1 KiB, is
-                no regular expression without look-around, or matches the empty text.
+            InvalidRequest: As `TextOptions.compile`.
+            TokenizerError: An open stream has the name (a bug of the caller).
         """
-        for field, values in (("stop", options.stop), ("stop_regex", options.stop_regex)):
-            if len(values) > MAX_STOP_STRINGS:
-                raise InvalidRequest(
-                    f"{field} lists {len(values)} texts, the limit is {MAX_STOP_STRINGS}",
-                    param=field,
-                )
+        if isinstance(options, TextOptions):
+            options = options.compile()
         name = next(self._names) if name is None else name
-        stop, patterns = list(options.stop), list(options.stop_regex)
-        skips, includes = options.skip_special_tokens, options.include_stop
-        try:
-            self._decoder.open(name, stop, skips, includes, patterns)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest("a stop string holds a lone surrogate", param="stop") from error
-        except _native.TokenizerError as error:
-            message = str(error)
-            param = "stop_regex" if message.startswith("stop pattern") else "stop"
-            raise InvalidRequest(message, param=param) from error
+        self._decoder.open(name, options)
         return name
 
     def step(self, outputs: Outputs) -> dict[int, TextDelta]:
@@ -243,6 +256,33 @@ class TextCodec:
                 "token ids must be integers from 0 to 4294967295", param="tokens"
             ) from error
         return self.tokenizer.decode(packed, skip_special_tokens)
+
+    def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        """Decode each id by itself, special tokens too.
+
+        Many are done a part at a time, so that other threads get the interpreter lock in between.
+        """
+        texts: list[str] = []
+        for start in range(0, len(token_ids), _IDS_PER_CALL):
+            packed = pack_u32(token_ids[start : start + _IDS_PER_CALL])
+            texts += self.tokenizer.decode_each(packed, skip_special=False)
+        return texts
+
+    def completed_stop(self, stops: Sequence[str], token_ids: Sequence[int]) -> str | None:
+        """Return the stop string that the last id completed: of several the first, then the longest."""
+        if not stops or not token_ids:
+            return None
+        # A character has at most 4 bytes and almost every id at least one.
+        tail = token_ids[-4 * (max(map(len, stops)) + 2) :]
+        text = self.decode(tail)
+        # What was whole before the last id; an incomplete character was not.
+        num_before = len(self.decode(tail[:-1]).rstrip("\ufffd"))
+        found = [
+            (start + len(stop), -len(stop), stop)
+            for stop in stops
+            if (start := text.find(stop, max(0, num_before - len(stop) + 1))) >= 0
+        ]
+        return min(found)[2] if found else None
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token by its exact spelling."""

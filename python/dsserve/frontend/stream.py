@@ -18,7 +18,7 @@ class OutputDelta:
         finish_code: Not `NONE` on the last delta, and only there.
         output_len: All output tokens so far; after a stop string it may be less than the sum of
             the deltas, since ids past the kept ones do not count.
-        text: The text of the ids, for requests submitted with `TextOptions`. If it has a stop, the
+        text: The text of the ids, for requests submitted with `text`. If it has a stop, the
             engine was told already.
     """
 

@@ -18,6 +18,6 @@ mod _native {
     use super::scheduler::{Scheduler, StepOutputs, StepSummary};
     #[pymodule_export]
     use super::tokenizer::{
-        Piece, StepPieces, StreamDecoder, TokenAligner, Tokenizer, TokenizerError,
+        Piece, StepPieces, StreamDecoder, StreamOptions, TokenAligner, Tokenizer, TokenizerError,
     };
 }

@@ -1,5 +1,5 @@
-//! Python classes over the tokenizer crate: `Tokenizer`, `StreamDecoder` and what it returns,
-//! `TokenAligner`.
+//! Python classes over the tokenizer crate: `Tokenizer`, `StreamOptions`, `StreamDecoder` and what it
+//! returns, `TokenAligner`.
 
 use dsserve_tokenizer as core;
 use pyo3::create_exception;
@@ -62,6 +62,10 @@ impl Tokenizer {
     }
 
     /// One id array (u32 little-endian) per text.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "extension functions own their lists"
+    )]
     #[pyo3(signature = (texts, add_special = true))]
     fn encode_batch<'py>(
         &self,
@@ -126,6 +130,14 @@ impl Tokenizer {
         })
     }
 
+    /// Text of each of `ids` (u32 little-endian) by itself.
+    #[pyo3(signature = (ids, skip_special = true))]
+    fn decode_each(&self, py: Python<'_>, ids: &[u8], skip_special: bool) -> PyResult<Vec<String>> {
+        let ids = parse_u32("ids", ids)?;
+        let decode = |id: &u32| self.inner.decode(&[*id], skip_special);
+        Ok(py.detach(|| ids.iter().map(decode).collect()))
+    }
+
     fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
@@ -170,6 +182,38 @@ pub struct StepPieces {
     emitted_tokens: Vec<u32>,
 }
 
+/// How streams become text, with the automata of what stops them; any number of streams may share it.
+#[pyclass(frozen, module = "dsserve._native")]
+pub struct StreamOptions {
+    inner: core::StreamOptions,
+}
+
+#[pymethods]
+impl StreamOptions {
+    #[new]
+    #[pyo3(signature = (
+        stop = Vec::new(), skip_special = true, include_stop = false, stop_regex = Vec::new()
+    ))]
+    fn new(
+        py: Python<'_>,
+        stop: Vec<String>,
+        skip_special: bool,
+        include_stop: bool,
+        stop_regex: Vec<String>,
+    ) -> PyResult<Self> {
+        let compile = || {
+            Ok(core::StreamOptions {
+                stop: core::StopSet::new(stop)?.map(Arc::new),
+                stop_regex: core::StopRegex::new(stop_regex)?.map(Arc::new),
+                skip_special,
+                include_stop,
+            })
+        };
+        let inner = py.detach(compile).map_err(to_py_error)?;
+        Ok(Self { inner })
+    }
+}
+
 /// Incremental decoding of many streams.
 #[pyclass(frozen, module = "dsserve._native")]
 pub struct StreamDecoder {
@@ -186,24 +230,15 @@ impl StreamDecoder {
         }
     }
 
-    #[pyo3(signature = (
-        name, stop = Vec::new(), skip_special = true, include_stop = false, stop_regex = Vec::new()
-    ))]
-    fn open(
-        &self,
-        name: u64,
-        stop: Vec<String>,
-        skip_special: bool,
-        include_stop: bool,
-        stop_regex: Vec<String>,
-    ) -> PyResult<()> {
-        let stop = core::StopSet::new(stop).map_err(to_py_error)?;
-        let stop_regex = core::StopRegex::new(stop_regex).map_err(to_py_error)?;
-        let options = core::StreamOptions {
-            stop: stop.map(Arc::new),
-            stop_regex: stop_regex.map(Arc::new),
-            skip_special,
-            include_stop,
+    /// Starts a stream; without options nothing stops it and special tokens have no text.
+    #[pyo3(signature = (name, options = None))]
+    fn open(&self, name: u64, options: Option<&StreamOptions>) -> PyResult<()> {
+        let options = match options {
+            Some(options) => options.inner.clone(),
+            None => core::StreamOptions {
+                skip_special: true,
+                ..core::StreamOptions::default()
+            },
         };
         self.lock()?.open(name, options).map_err(to_py_error)
     }
@@ -250,11 +285,8 @@ impl StreamDecoder {
             }
             Ok::<_, PyErr>((pieces, stops))
         };
-        let (pieces, stops) = if ids.len() < DETACH_IDS {
-            push()?
-        } else {
-            py.detach(push)?
-        };
+        let is_short = ids.len() < DETACH_IDS && !self.lock()?.has_patterns();
+        let (pieces, stops) = if is_short { push()? } else { py.detach(push)? };
         let count = |count: fn(&core::Piece) -> u32| -> Vec<u32> {
             let pieces = pieces.iter();
             pieces

@@ -25,12 +25,13 @@ from dsserve.entrypoints.openai.sampling import (
 from dsserve.entrypoints.openai.text_choice import TextChoice, choice_object
 from dsserve.entrypoints.openai.urgency import urgency_of
 from dsserve.entrypoints.sse import EventBuffer, EventStreamResponse, event, until_disconnect
-from dsserve.entrypoints.state import ServerState, state_of
+from dsserve.entrypoints.state import INLINE_TEXT_LENGTH, ServerState, state_of
 from dsserve.errors import InvalidRequest
 from dsserve.frontend.detokenize import TextOptions
 from dsserve.frontend.output import usage
 
 if TYPE_CHECKING:
+    from dsserve._native import StreamOptions
     from dsserve.entrypoints.generation import Choice
 
 router = APIRouter()
@@ -59,6 +60,7 @@ async def create_completion(request: Request) -> Response:
 async def _prepare(
     state: ServerState, request: Request, body: CompletionBody, model: str, arrival_s: float
 ) -> _Call:
+    text_options = await _compile_text_options(state, body)
     texts, prompts = await _encode_prompts(state, body)
     if state.config.allow_auto_truncate:
         room = state.model.context_length - (body.max_tokens or 1)
@@ -99,17 +101,20 @@ async def _prepare(
         frame=frame,
         texts=texts,
         prompts=prompts,
-        generation=Generation(state, requests, names=frame.names, text=_text_options(body)),
+        generation=Generation(state, requests, names=frame.names, text=text_options),
     )
 
 
-def _text_options(body: CompletionBody) -> TextOptions:
-    return TextOptions(
+async def _compile_text_options(state: ServerState, body: CompletionBody) -> StreamOptions:
+    """Compile once what all choices share; classes of a pattern may take a millisecond each."""
+    options = TextOptions(
         stop=body.stop_strings(),
         stop_regex=body.stop_patterns(),
         skip_special_tokens=body.skip_special_tokens is not False,
         include_stop=body.keeps_stop(),
     )
+    size = INLINE_TEXT_LENGTH if options.stop_regex else sum(map(len, options.stop))
+    return await state.in_thread(options.compile, size=size)
 
 
 async def _encode_prompts(
