@@ -214,9 +214,11 @@ def test_stop_string_applies_to_the_answer_only(idle_server: ServerProcess) -> N
     assert message["reasoning_content"] == "one STOP two"
     assert message["content"] == "three "
     assert answer["choices"][0]["finish_reason"] == "stop"
-    chunks = chat_chunks(idle_server, stop=["STOP"], **text)
+    assert answer["choices"][0]["matched_stop"] == "STOP"
+    chunks = chat_chunks(idle_server, stop=["never", "STOP"], **text)
     assert joined(chunks, "content") == "three "
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["choices"][0]["matched_stop"] == "STOP"
 
 
 def test_unicode_is_whole_in_every_delta(idle_server: ServerProcess) -> None:

@@ -50,6 +50,7 @@ class ChatStream:
             `finished` are dropped and not counted.
         reasoning_tokens: How many of them were reasoning (0 with thinking off); final once finished.
         finish_reason: None until finished, then `stop`, `length` or `tool_calls`.
+        stopped_by_text: A stop string ended the reply, completed by the last id that counts.
         index: Choice index of the request (`n`).
     """
 
@@ -59,6 +60,7 @@ class ChatStream:
         self.kept_tokens = 0
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
+        self.stopped_by_text = False
         self._processor = processor
         self._rules = rules
         self._writer = DeltaWriter(
@@ -94,6 +96,7 @@ class ChatStream:
                 # One id at a time: of a piece of several that ends inside a character, the recipe
                 # loses the whole text if the stream then ends.
                 self._take(self._processor.push(InferenceChunk.tokens([token_id])))
+                self.stopped_by_text = self.finish_reason == "stop"
         if not self.finished and finish_code in _ENDS:
             self._take(self._processor.push(InferenceChunk.finish(_ENDS[finish_code])))
             if not self.finished:

@@ -24,10 +24,13 @@ from dsserve.frontend.output import finish_reason, usage
 from dsserve.protocol.engine import FinishCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsserve.chat.recipe import ChatJob
     from dsserve.chat.stream import ChatStream
     from dsserve.entrypoints.generation import Choice
     from dsserve.frontend.client import OutputDelta
+    from dsserve.frontend.detokenize import TextCodec
 
 router = APIRouter()
 
@@ -97,7 +100,11 @@ def _prepare(
 class _ChatChoice:
     """One choice: its engine request and the parser of its output."""
 
-    def __init__(self, choice: Choice, parser: ChatStream) -> None:
+    def __init__(
+        self, choice: Choice, parser: ChatStream, codec: TextCodec, stops: Sequence[str]
+    ) -> None:
+        self._codec = codec
+        self._stops = stops
         self.choice = choice
         self.parser = parser
         self.token_ids: list[int] = []
@@ -118,7 +125,9 @@ class _ChatChoice:
         if self.parser.finished:
             # The engine does not know of a stop string or of a parser that wants no more.
             await self.choice.finish(self.parser.kept_tokens)
-        if delta.finish_code is FinishCode.STOP_TOKEN and delta.token_ids:
+        if self.parser.stopped_by_text:
+            self.matched_stop = self._codec.completed_stop(self._stops, self.token_ids)
+        elif delta.finish_code is FinishCode.STOP_TOKEN and delta.token_ids:
             self.matched_stop = delta.token_ids[-1]
         counts = self.choice.counts
         counts.completion = self.parser.kept_tokens
@@ -164,7 +173,7 @@ class _Call:
     async def _complete(self, index: int, choice: Choice) -> dict[str, Any]:
         parser = self.job.open_stream(index)
         try:
-            source = _ChatChoice(choice, parser)
+            source = _ChatChoice(choice, parser, self.state.codec, self.job.stop)
             message = MessageBuilder()
             async for output in choice:
                 deltas, _ = await source.push(output)
@@ -185,7 +194,7 @@ class _Call:
     async def _stream(self, index: int, choice: Choice, buffer: EventBuffer) -> None:
         parser = self.job.open_stream(index)
         try:
-            source = _ChatChoice(choice, parser)
+            source = _ChatChoice(choice, parser, self.state.codec, self.job.stop)
             interval = self.state.config.stream_interval
             pending: list[dict[str, Any]] = []
             ids: list[int] = []
