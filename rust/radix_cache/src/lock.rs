@@ -70,6 +70,23 @@ impl RadixCache {
         })
     }
 
+    /// FULL pages that nobody would keep if the receipt came back: those of its prefix that no other
+    /// lock covers.
+    ///
+    /// # Panics
+    /// If the receipt is of another cache.
+    #[must_use]
+    pub fn num_kept_by(&self, receipt: &Receipt) -> u32 {
+        let mut pages = 0;
+        let mut index = self.locked_end(receipt);
+        // Locks cover whole paths: above a node with others' locks there are others' locks.
+        while index != NIL && self.arena[index].lock_count == 1 {
+            pages += self.arena[index].num_pages();
+            index = self.arena[index].parent;
+        }
+        pages
+    }
+
     /// Gives up the receipt's hold on components besides FULL, once the request has moved so far
     /// past the prefix that it needs them no more.
     ///

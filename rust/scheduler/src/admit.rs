@@ -156,7 +156,7 @@ impl Scheduler {
     }
 
     /// The match that ends exactly at `hit`, taken from what the request remembers if it can be.
-    fn exact_match(&mut self, key: Key, hit: u32) -> Option<dsserve_radix_cache::Match> {
+    pub(crate) fn exact_match(&mut self, key: Key, hit: u32) -> Option<dsserve_radix_cache::Match> {
         if hit == 0 {
             return None;
         }

@@ -41,6 +41,30 @@ impl Scheduler {
         if !self.preempts() {
             return Ok(false);
         }
+        // What the request itself hits comes back to nobody.
+        let receipt = match self.exact_match(key, need.shared) {
+            Some(found) => Some(self.cache.lock(found.node)?),
+            None => None,
+        };
+        let victims = self.victims_for(key, need, reserved);
+        if let Some(receipt) = receipt {
+            self.cache.unlock(receipt);
+        }
+        for victim in &victims {
+            self.retract(*victim)?;
+            self.counters.preempted += 1;
+        }
+        if !victims.is_empty() {
+            // Who goes on expects another share of its limit now.
+            *reserved = Reserved::default();
+            // A later look at the queue in this step could bring a victim back beside its own row.
+            self.has_retracted = true;
+        }
+        Ok(!victims.is_empty())
+    }
+
+    /// Whom to retract for `key`: nobody if that is not enough, or not needed.
+    fn victims_for(&self, key: Key, need: Need, reserved: &mut Reserved) -> Vec<Key> {
         let full = self.pool_use(Pool::Full);
         let wanted =
             Pool::Full.need(need, self.config.page_size) + self.set_aside(Pool::Full, reserved);
@@ -55,24 +79,14 @@ impl Scheduler {
                 break;
             }
             let request = self.requests.live(victim);
-            pages_lacking -= i64::from(request.returned_pages(self.config.page_size));
+            pages_lacking -= i64::from(self.returned_pages(request));
             lacks_slot = false;
             victims.push(victim);
         }
         if pages_lacking > 0 || lacks_slot {
-            return Ok(false);
+            victims.clear();
         }
-        for victim in &victims {
-            self.retract(*victim)?;
-            self.counters.preempted += 1;
-        }
-        if !victims.is_empty() {
-            // Who goes on expects another share of its limit now.
-            *reserved = Reserved::default();
-            // A later look at the queue in this step could bring a victim back beside its own row.
-            self.has_retracted = true;
-        }
-        Ok(!victims.is_empty())
+        victims
     }
 
     /// Running requests that `key` may retract, in the order in which it would. Those that the

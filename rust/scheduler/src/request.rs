@@ -175,11 +175,6 @@ impl Request {
     pub fn private_pages(&self, page_size: u32) -> &[PageId] {
         &self.pages[(self.tree_len / page_size) as usize..]
     }
-
-    /// Pages that letting go of it brings back, sooner or later: all but those of its hit.
-    pub fn returned_pages(&self, page_size: u32) -> u32 {
-        len_u32(self.pages.len()) - self.hit / page_size
-    }
 }
 
 /// Lengths are bounded by the context length, which fits 29 bits.

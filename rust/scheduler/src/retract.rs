@@ -7,7 +7,7 @@ use crate::config::RetractionPolicy;
 use crate::error::Result;
 use crate::event::FinishCode;
 use crate::overlap::{Leftover, Rewritten};
-use crate::request::Request;
+use crate::request::{len_u32, Request};
 use crate::scheduler::Scheduler;
 use crate::state::{Lifecycle, State};
 use crate::table::Key;
@@ -79,8 +79,16 @@ impl Scheduler {
     fn cost_per_page(&self, request: &Request) -> i64 {
         let page_size = self.config.page_size;
         let lost = request.applied_len % page_size + self.config.replay_window();
-        let pages = request.returned_pages(page_size).max(1);
+        let pages = self.returned_pages(request).max(1);
         i64::from(lost) * 1024 / i64::from(pages)
+    }
+
+    /// Pages that letting go of a request brings back, sooner or later: its own, and those of the
+    /// tree that only it keeps.
+    pub(crate) fn returned_pages(&self, request: &Request) -> u32 {
+        let own = request.private_pages(self.config.page_size).len();
+        let receipt = request.receipt.as_ref();
+        len_u32(own) + receipt.map_or(0, |receipt| self.cache.num_kept_by(receipt))
     }
 
     pub(crate) fn retract(&mut self, key: Key) -> Result<()> {
@@ -119,10 +127,10 @@ impl Scheduler {
         if let Some(valid_len) = valid_len {
             self.insert_pages(key, valid_len)?;
         }
+        let returning = self.returned_pages(self.requests.live(key));
         let page_size = self.config.page_size;
         let request = self.requests.live_mut(key);
         let pages = request.private_pages(page_size).to_vec();
-        let returning = request.returned_pages(page_size);
         request.pages.clear();
         request.tree_len = 0;
         request.planned_len = 0;
@@ -180,7 +188,7 @@ impl Scheduler {
             let pages = inserted.replaced.iter().map(|replaced| replaced.own);
             self.quarantine.push(Leftover {
                 until_step: request.last_step,
-                returning: crate::request::len_u32(inserted.replaced.len()),
+                returning: len_u32(inserted.replaced.len()),
                 pages: pages.collect(),
                 receipt: None,
                 slot: 0,

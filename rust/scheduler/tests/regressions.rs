@@ -263,3 +263,64 @@ fn credit_lapses_when_its_tenant_has_nothing_waiting() {
     let share = share_of(&mut s, 40, 200);
     assert!((12..=28).contains(&share), "{share}");
 }
+
+#[test]
+fn nobody_is_preempted_for_pages_that_others_keep() {
+    for shares in [true, false] {
+        let mut s = preempting(&SchedulerConfig {
+            num_pages: 30,
+            max_running_requests: 8,
+            chunked_prefill_size: 128,
+            max_prefill_tokens: 128,
+            conservativeness: 0.0,
+            ..config()
+        });
+        s.submit(vec![of_priority(1, 81, 16, 0)]);
+        run_step(&mut s);
+        let second = RequestSpec {
+            token_ids: if shares { prompt(1, 82) } else { prompt(2, 9) },
+            ..of_priority(2, 1, 16, 50)
+        };
+        s.submit(vec![second]);
+        let hit = if shares { 80 } else { 0 };
+        assert_eq!(run_step(&mut s).0.cached_len, [hit]);
+        // It lacks a few pages. Of those of the first, the second keeps the 20 of its hit.
+        s.submit(vec![of_priority(3, 50, 4, 20)]);
+        let (plan, _) = run_step(&mut s);
+        let preempted = s.stats().counters.preempted;
+        assert_eq!(
+            (preempted, plan.admitted.len()),
+            if shares { (0, 0) } else { (1, 1) }
+        );
+        s.check_invariants().unwrap();
+    }
+}
+
+#[test]
+fn nobody_is_preempted_for_pages_that_the_urgent_request_hits() {
+    let mut s = preempting(&SchedulerConfig {
+        num_pages: 30,
+        max_running_requests: 8,
+        chunked_prefill_size: 128,
+        max_prefill_tokens: 128,
+        conservativeness: 0.0,
+        ..config()
+    });
+    s.submit(vec![of_priority(1, 81, 16, 0)]);
+    run_step(&mut s);
+    s.submit(vec![of_priority(3, 17, 16, 50)]);
+    run_step(&mut s);
+    // It hits 20 pages of the first and lacks 8: more than are free with the rest of the first.
+    let mut token_ids = prompt(1, 80);
+    token_ids.extend(prompt(2, 28));
+    let urgent = RequestSpec {
+        token_ids,
+        ..of_priority(2, 1, 4, 50)
+    };
+    assert!(s.submit(vec![urgent]).is_empty());
+    assert!(run_step(&mut s).0.admitted.is_empty());
+    assert_eq!(s.stats().counters.preempted, 0);
+    s.abort(&[3]).unwrap();
+    let (plan, _) = run_step(&mut s);
+    assert_eq!((s.stats().counters.preempted, plan.admitted), (0, vec![2]));
+}
