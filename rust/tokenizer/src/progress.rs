@@ -10,6 +10,8 @@ pub(crate) struct Progress {
     given_bytes: u64,
     /// (end of their text, how many ids), ascending, for ids whose end is known but not given out.
     ends: VecDeque<(u64, u32)>,
+    /// How many ids `ends` counts.
+    num_ended: u32,
     /// Latest ids, whose text ends in the character that is still incomplete.
     pub(crate) open_ids: u32,
 }
@@ -40,6 +42,7 @@ impl Progress {
     }
 
     fn note_end(&mut self, end: u64, num_ids: u32) {
+        self.num_ended += num_ids;
         match self.ends.back_mut() {
             _ if num_ids == 0 => {}
             Some((last, count)) if *last == end => *count += num_ids,
@@ -49,16 +52,16 @@ impl Progress {
 
     pub(crate) fn given(&mut self, bytes: usize) {
         self.given_bytes += bytes as u64;
-        while self
-            .ends
-            .front()
-            .is_some_and(|&(end, _)| end <= self.given_bytes)
-        {
+        while let Some(&(end, num_ids)) = self.ends.front() {
+            if end > self.given_bytes {
+                break;
+            }
             self.ends.pop_front();
+            self.num_ended -= num_ids;
         }
     }
 
     pub(crate) fn waiting_ids(&self) -> u32 {
-        self.open_ids + self.ends.iter().map(|(_, count)| count).sum::<u32>()
+        self.open_ids + self.num_ended
     }
 }
