@@ -214,12 +214,12 @@ fn share_of(s: &mut Scheduler, count: usize, from: u64) -> usize {
 #[test]
 fn nobody_pays_for_what_nobody_else_waited_for() {
     let mut s = shared_fairly(16);
-    s.submit((1..=16).map(|id| of_tenant(id, 1, 10, 1_000)).collect());
+    s.submit((1..=15).map(|id| of_tenant(id, 1, 10, 1_000)).collect());
     while s.has_work() {
         run_step(&mut s);
     }
-    s.submit((100..120).map(|id| of_tenant(id, 1, 60, 1)).collect());
-    s.submit((200..220).map(|id| of_tenant(id, 2, 60, 1)).collect());
+    s.submit((100..160).map(|id| of_tenant(id, 1, 60, 1)).collect());
+    s.submit((200..260).map(|id| of_tenant(id, 2, 60, 1)).collect());
     // Two turns of either.
     let share = share_of(&mut s, 32, 200);
     assert!((8..=24).contains(&share), "{share}");
