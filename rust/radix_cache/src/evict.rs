@@ -96,7 +96,8 @@ impl RadixCache {
     /// Held pages stay with their holders.
     ///
     /// # Errors
-    /// [`CacheError::Locked`] while any receipt is live; nothing has changed then.
+    /// [`CacheError::Locked`] while any receipt is live, one on an empty match too; nothing has
+    /// changed then.
     pub fn flush(&mut self) -> Result<u32, CacheError> {
         if self.num_receipts > 0 {
             return Err(CacheError::Locked {
