@@ -81,7 +81,7 @@ impl Scheduler {
             }
         }
         self.close_line(&line);
-        self.count_overtaking(&admitted);
+        self.count_overtaking(&mut admitted);
         self.admitted_places = admitted;
         Ok(())
     }

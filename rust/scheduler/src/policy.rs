@@ -1,4 +1,6 @@
 //! The order in which waiting requests are considered for admission (`serving.md` a.5).
+use std::collections::HashMap;
+
 use crate::config::Policy;
 use crate::request::Request;
 use crate::scheduler::Scheduler;
@@ -92,16 +94,31 @@ impl Scheduler {
 
     /// Counts, for each waiting request, the later ones of its class (and tenant) that were
     /// admitted before it.
-    pub(crate) fn count_overtaking(&mut self, admitted: &[(i64, i64, u64)]) {
+    ///
+    /// One pass over each class: `admitted` is sorted.
+    pub(crate) fn count_overtaking(&mut self, admitted: &mut [(i64, i64, u64)]) {
         if !self.config.policy.bounds_overtaking() {
             return;
         }
-        for (class, rank, tenant) in admitted {
-            for key in self.waiting.before(*class, *rank) {
+        admitted.sort_unstable();
+        let by_tenant = self.config.fair;
+        for of_class in admitted.chunk_by(|one, next| one.0 == next.0) {
+            // How many of them are later than the request at hand.
+            let mut later: HashMap<u64, u32> = HashMap::new();
+            let name = |tenant: u64| if by_tenant { tenant } else { 0 };
+            for (_, _, tenant) in of_class {
+                *later.entry(name(*tenant)).or_default() += 1;
+            }
+            let mut earlier = of_class.iter().peekable();
+            let (class, last_rank, _) = of_class[of_class.len() - 1];
+            for key in self.waiting.before(class, last_rank) {
                 let request = self.requests.live_mut(key);
-                if !self.config.fair || request.spec.tenant == *tenant {
-                    request.waiting.overtaken += 1;
+                let rank = request.waiting.place.rank;
+                while let Some((_, _, tenant)) = earlier.next_if(|other| other.1 < rank) {
+                    *later.entry(name(*tenant)).or_default() -= 1;
                 }
+                let count = later.get(&name(request.spec.tenant));
+                request.waiting.overtaken += count.copied().unwrap_or(0);
             }
         }
     }

@@ -166,3 +166,28 @@ fn nobody_is_preempted_for_pages_that_are_on_their_way_back() {
     assert_eq!(run_step(&mut s).0.admitted, [3]);
     assert_eq!(s.stats().counters.preempted, 0);
 }
+
+#[test]
+fn each_of_those_admitted_together_overtakes_the_earlier_one() {
+    // Eight shorter prompts pass the first: it is next where no more than eight may.
+    for (max_overtake, fair) in [(8, false), (9, false), (8, true), (9, true)] {
+        let mut s = scheduler(SchedulerConfig {
+            policy: Policy::ShortestPrefillFirst,
+            max_running_requests: 64,
+            prefill_max_requests: Some(8),
+            max_overtake,
+            fair,
+            ..crowded(2_000)
+        });
+        let of_tenant = |id: u32, prompt_len: u32| RequestSpec {
+            tenant: 7,
+            ..may_stop(id, prompt_len, 4)
+        };
+        s.submit(vec![of_tenant(2, 30)]);
+        s.submit((3..11).map(|id| of_tenant(id, 9)).collect());
+        assert_eq!(run_step(&mut s).0.admitted, (3..11).collect::<Vec<u64>>());
+        s.submit((13..33).map(|id| of_tenant(id, 9)).collect());
+        let next = run_step(&mut s).0.admitted;
+        assert_eq!(next.contains(&2), max_overtake == 8, "{fair}: {next:?}");
+    }
+}
