@@ -1,5 +1,5 @@
 //! `check_invariants`: recounts what the scheduler believes (`serving.md` a.15, S1 and S2).
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::digest::TableDigest;
 use crate::error::{Result, SchedulerError};
@@ -111,12 +111,17 @@ impl Scheduler {
         if !agrees || num_listed != self.requests.len() {
             return broken("states", format!("{counts:?} by state, {listed:?} by list"));
         }
-        let queued: u64 = (self.waiting.iter())
-            .map(|key| u64::from(self.requests.live(key).waiting.counted))
-            .sum();
-        if queued != self.queued_tokens {
-            let detail = format!("{queued} tokens queued, {} counted", self.queued_tokens);
-            return broken("queue", detail);
+        let mut queued = BTreeMap::new();
+        for key in self.waiting.iter() {
+            let waiting = &self.requests.live(key).waiting;
+            *queued.entry(waiting.place.class).or_insert(0) += u64::from(waiting.counted);
+        }
+        let known = self.queued_tokens.by_class();
+        if queued != *known || queued.values().sum::<u64>() != self.queued_tokens.total() {
+            return broken(
+                "queue",
+                format!("{queued:?} tokens queued, {known:?} counted"),
+            );
         }
         let counted = self.fairness.num_waiting();
         if self.config.fair && counted != self.waiting.len() {

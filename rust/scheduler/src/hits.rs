@@ -51,7 +51,8 @@ impl Scheduler {
         request.waiting.is_stale = true;
         request.waiting.counted = request.uncached_len();
         request.waiting.prefilled_before = self.counters.prefill_tokens;
-        self.queued_tokens += u64::from(request.waiting.counted);
+        let waiting = &request.waiting;
+        self.queued_tokens.add(waiting.place.class, waiting.counted);
         if self.config.fair {
             self.fairness.note_waiting(request.spec.tenant);
         }
@@ -93,7 +94,9 @@ impl Scheduler {
     /// Takes a request out of the queue; its match stays with the caller.
     pub(crate) fn leave_queue(&mut self, key: Key) {
         let request = self.requests.live(key);
-        self.queued_tokens -= u64::from(request.waiting.counted);
+        let waiting = &request.waiting;
+        self.queued_tokens
+            .remove(waiting.place.class, waiting.counted);
         self.waiting.remove(request.waiting.place);
         if self.config.fair {
             self.fairness.note_left(request.spec.tenant);
@@ -199,8 +202,9 @@ impl Scheduler {
         request.waiting.is_stale = false;
         request.waiting.watch = watch;
         request.waiting.counted = request.uncached_len();
-        let after = request.waiting.counted;
-        self.queued_tokens = self.queued_tokens + u64::from(after) - u64::from(before);
+        let (class, after) = (request.waiting.place.class, request.waiting.counted);
+        self.queued_tokens.add(class, after);
+        self.queued_tokens.remove(class, before);
         if let Some(name) = watch.filter(|_| is_new_watch) {
             self.hits.watchers.entry(name).or_default().push(key);
             self.hits.num_watches += 1;

@@ -1,4 +1,6 @@
 //! How fast are prompts computed, and when could a new one start?
+use std::collections::btree_map::{BTreeMap, Entry};
+
 use crate::request::RequestSpec;
 use crate::scheduler::Scheduler;
 
@@ -34,6 +36,47 @@ impl PrefillRate {
     }
 }
 
+/// Uncached tokens of the waiting requests, by priority class.
+#[derive(Debug, Default)]
+pub(crate) struct QueuedTokens {
+    by_class: BTreeMap<i64, u64>,
+    total: u64,
+}
+
+impl QueuedTokens {
+    pub fn add(&mut self, class: i64, tokens: u32) {
+        *self.by_class.entry(class).or_default() += u64::from(tokens);
+        self.total += u64::from(tokens);
+    }
+
+    /// Takes back what was added before.
+    pub fn remove(&mut self, class: i64, tokens: u32) {
+        if let Entry::Occupied(mut entry) = self.by_class.entry(class) {
+            *entry.get_mut() -= u64::from(tokens);
+            if *entry.get() == 0 {
+                entry.remove();
+            }
+        }
+        self.total -= u64::from(tokens);
+    }
+
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Those of the classes up to `class`: of whoever goes before a newcomer of it.
+    pub fn up_to(&self, class: i64) -> u64 {
+        self.by_class
+            .range(..=class)
+            .map(|(_, tokens)| tokens)
+            .sum()
+    }
+
+    pub fn by_class(&self) -> &BTreeMap<i64, u64> {
+        &self.by_class
+    }
+}
+
 impl Scheduler {
     /// When a request that arrives now could start, if prompts went on being computed as fast as
     /// they were; none before that was measured.
@@ -42,9 +85,9 @@ impl Scheduler {
     pub(crate) fn estimated_start_us(&self, spec: &RequestSpec) -> Option<u64> {
         let rate = self.prefill_rate.per_us()?;
         let mut tokens = if self.config.priority.enabled {
-            self.queued_tokens_up_to(self.class_of(spec))
+            self.queued_tokens.up_to(self.class_of(spec))
         } else {
-            self.queued_tokens
+            self.queued_tokens.total()
         };
         if let Some(key) = self.carried {
             let request = self.requests.live(key);
@@ -58,16 +101,5 @@ impl Scheduler {
         )]
         let wait_us = (tokens as f64 / rate) as u64;
         Some(self.now_us.max(spec.arrival_us).saturating_add(wait_us))
-    }
-
-    fn queued_tokens_up_to(&self, class: i64) -> u64 {
-        let waiting = self
-            .waiting
-            .iter()
-            .map(|key| &self.requests.live(key).waiting);
-        waiting
-            .take_while(|waiting| waiting.place.class <= class)
-            .map(|waiting| u64::from(waiting.counted))
-            .sum()
     }
 }

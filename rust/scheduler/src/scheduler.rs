@@ -15,7 +15,7 @@ use crate::overlap::{InFlight, Quarantine, Rewritten, StepRecord};
 use crate::plan::{PlanCapacity, StepPlan};
 use crate::policy::SortKey;
 use crate::queue::Queue;
-use crate::rate::PrefillRate;
+use crate::rate::{PrefillRate, QueuedTokens};
 use crate::state::{IllegalMove, Lifecycle};
 use crate::table::{Key, Table};
 use crate::timers::Timers;
@@ -34,7 +34,7 @@ pub struct Scheduler {
     /// Evicted and flushed pages when the matches were last checked.
     pub(crate) num_evictions_seen: u64,
     /// Uncached tokens of the waiting requests.
-    pub(crate) queued_tokens: u64,
+    pub(crate) queued_tokens: QueuedTokens,
     pub(crate) fairness: Fairness,
     pub(crate) timers: Timers,
     pub(crate) prefill_rate: PrefillRate,
@@ -97,7 +97,7 @@ impl Scheduler {
             waiting: Queue::default(),
             hits: Hits::default(),
             num_evictions_seen: 0,
-            queued_tokens: 0,
+            queued_tokens: QueuedTokens::default(),
             fairness: Fairness::default(),
             timers: Timers::default(),
             prefill_rate: PrefillRate::default(),

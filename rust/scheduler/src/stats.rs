@@ -28,7 +28,7 @@ impl Scheduler {
         Stats {
             num_running: self.running.len() + usize::from(self.carried.is_some()),
             num_waiting: self.waiting.len(),
-            queued_tokens: self.queued_tokens,
+            queued_tokens: self.queued_tokens.total(),
             prefill_tokens_per_s: self.prefill_rate.per_us().map(|rate| rate * 1e6),
             steps_in_flight: self.in_flight.len(),
             new_token_ratio: self.ratio.value(),
