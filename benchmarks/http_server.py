@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -17,11 +18,15 @@ import httpx
 from benchmarks.record import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-READY_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.05
+
+
+class ServerFailed(RuntimeError):  # noqa: N818 - reads as what happened
+    """The server did not start, or is gone; the message holds the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,18 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(*, model: str, flags: tuple[str, ...] = ()) -> Iterator[Server]:
+def running_server(
+    *, model: str, flags: tuple[str, ...] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
     """Run `dsserve launch` on a free port; yields the server once it is ready.
 
     Args:
         model: Name of the model in the API.
         flags: More flags; without `--model-path` the embedded model is served.
+        environment: Variables on top of this process's.
+
+    Raises:
+        ServerFailed: If it does not become ready.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -60,12 +71,18 @@ def running_server(*, model: str, flags: tuple[str, ...] = ()) -> Iterator[Serve
     command += ["--served-model-name", model, *flags]
     with tempfile.TemporaryFile("w+") as log:
         started_s = time.monotonic()
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             if not _wait_ready(url, process):
                 log.seek(0)
-                raise RuntimeError(f"the server did not become ready: {log.read()[-1500:]}")
+                raise ServerFailed(f"the server did not become ready: {log.read()[-2000:]}")
             yield Server(url, model, process.pid, time.monotonic() - started_s)
         finally:
             process.terminate()

@@ -264,17 +264,22 @@ fn credit_lapses_when_its_tenant_has_nothing_waiting() {
     assert!((12..=28).contains(&share), "{share}");
 }
 
+/// Thirty pages and chunks of 128 rows: prompts of about eighty tokens must preempt each other.
+fn small_pool() -> Scheduler {
+    preempting(&SchedulerConfig {
+        num_pages: 30,
+        max_running_requests: 8,
+        chunked_prefill_size: 128,
+        max_prefill_tokens: 128,
+        conservativeness: 0.0,
+        ..config()
+    })
+}
+
 #[test]
 fn nobody_is_preempted_for_pages_that_others_keep() {
     for shares in [true, false] {
-        let mut s = preempting(&SchedulerConfig {
-            num_pages: 30,
-            max_running_requests: 8,
-            chunked_prefill_size: 128,
-            max_prefill_tokens: 128,
-            conservativeness: 0.0,
-            ..config()
-        });
+        let mut s = small_pool();
         s.submit(vec![of_priority(1, 81, 16, 0)]);
         run_step(&mut s);
         let second = RequestSpec {
@@ -298,14 +303,7 @@ fn nobody_is_preempted_for_pages_that_others_keep() {
 
 #[test]
 fn nobody_is_preempted_for_pages_that_the_urgent_request_hits() {
-    let mut s = preempting(&SchedulerConfig {
-        num_pages: 30,
-        max_running_requests: 8,
-        chunked_prefill_size: 128,
-        max_prefill_tokens: 128,
-        conservativeness: 0.0,
-        ..config()
-    });
+    let mut s = small_pool();
     s.submit(vec![of_priority(1, 81, 16, 0)]);
     run_step(&mut s);
     s.submit(vec![of_priority(3, 17, 16, 50)]);

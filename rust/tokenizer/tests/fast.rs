@@ -9,7 +9,6 @@ use proptest::prelude::*;
 use serde_json::{json, Value};
 use std::path::Path;
 use std::sync::LazyLock;
-use std::time::Instant;
 
 struct Pair {
     fast: Tokenizer,
@@ -207,21 +206,6 @@ fn long_words_take_time_in_proportion() {
         let ids = pair.fast.encode(&long(1 << 20), false).unwrap();
         assert_eq!(pair.fast.decode(&ids, false), long(1 << 20), "{unit:?}");
     }
-}
-
-/// A wide margin for a busy machine: quadratic work would be 64 times longer, this is about 8.
-#[test]
-#[ignore = "measures time"]
-fn eight_times_the_word_is_about_eight_times_the_work() {
-    let seconds = |len: usize| {
-        let text = "ab".repeat(len / 2);
-        let start = Instant::now();
-        PAIRS[0].fast.encode(&text, false).unwrap();
-        start.elapsed().as_secs_f64()
-    };
-    seconds(1 << 20);
-    let ratio = seconds(1 << 23) / seconds(1 << 20);
-    assert!(ratio < 24.0, "{ratio}");
 }
 
 fn refused(change: impl FnOnce(&mut Value)) -> String {

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from benchmarks.http_server import ServerFailed
 from rich.console import Console
 from tools.tiny_model.served.client import RequestFailed
 from tools.tiny_model.served.report import line, rich_table, write_json, write_markdown
 from tools.tiny_model.served.rows import Misuse, select_rows
 from tools.tiny_model.served.run import Runner
-from tools.tiny_model.served.server import ServerFailed
 
 from dsserve.cli.default_model import shipped_model
 
