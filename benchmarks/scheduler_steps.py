@@ -7,14 +7,12 @@ longest step of a prompt of a million tokens, from submission to its end. CPU ti
 
 from __future__ import annotations
 
-import json
 import time
 
 import numpy as np
 
+from benchmarks.overlapped import OverlappedScheduler
 from benchmarks.record import Figure, timing
-from dsserve._native import Scheduler
-from dsserve.worker.base import NUM_BUFFER_SETS, allocate_plan_buffers
 
 PROMPT_TOKENS = 1024
 LONG_PROMPT_TOKENS = 131_072
@@ -63,7 +61,7 @@ def _measure_decode(num_requests: int, num_steps: int, bar_us: float) -> list[Fi
     arrivals, mixed = [], []
     for _ in range(3):
         arrivals.append(bench.arrive(LONG_PROMPT_TOKENS) / 1e3)
-        while bench.last_phase == 1:
+        while bench.is_prefilling:
             mixed.append(sum(bench.step()) / 1e3)
         bench.abort_long()
     bench.scheduler.check_invariants()
@@ -92,7 +90,7 @@ def _measure_longest() -> Figure:
     steps_us = []
     for _ in range(2):  # the second time it is a hit
         steps_us.append(bench.arrive(LONGEST_PROMPT_TOKENS, same=True) / 1e3)
-        while bench.last_phase == 1:
+        while bench.is_prefilling:
             steps_us.append(sum(bench.step()) / 1e3)
         steps_us += [sum(bench.step()) / 1e3 for _ in range(3)]
         bench.abort_long()
@@ -114,56 +112,31 @@ def _measure_longest() -> Figure:
     )
 
 
-class _Bench:
-    """A scheduler with running requests and one step in flight."""
+class _Bench(OverlappedScheduler):
+    """Running requests, and long prompts beside them."""
 
     def __init__(self, num_requests: int, new_tokens: int, longest: int) -> None:
-        self._num_requests = num_requests
         context = max(PROMPT_TOKENS + new_tokens, longest + 64)
         pages = num_requests * ((PROMPT_TOKENS + new_tokens) // PAGE_SIZE + 2)
-        config = {
-            "page_size": PAGE_SIZE,
-            "num_pages": pages + 2 * (longest // PAGE_SIZE + 2),
-            "max_running_requests": num_requests + 1,
-            "chunked_prefill_size": CHUNK + num_requests + 1,
-            "mixed_chunk": True,
-            "context_length": context,
-            "window": 128,
-            "vocab_size": VOCAB_SIZE,
-        }
-        self.scheduler = Scheduler(json.dumps(config))
-        capacity = self.scheduler.plan_capacity()
-        self._sets = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
-        self.scheduler.register_buffers(self._sets)
+        super().__init__(
+            {
+                "page_size": PAGE_SIZE,
+                "num_pages": pages + 2 * (longest // PAGE_SIZE + 2),
+                "max_running_requests": num_requests + 1,
+                "chunked_prefill_size": CHUNK + num_requests + 1,
+                "mixed_chunk": True,
+                "context_length": context,
+                "window": 128,
+                "vocab_size": VOCAB_SIZE,
+            }
+        )
         self._random = np.random.default_rng(0)
         self._long_id = 10_000_000
         self._long: bytes | None = None
-        self._submit(
+        self.submit(
             [(number + 1, self._ids(PROMPT_TOKENS), new_tokens) for number in range(num_requests)]
         )
-        self._planned = 0
-        self._in_flight: list[int] = []
-        self.last_phase = 0
-        self._plan()
-
-    def prefill(self) -> None:
-        """Run steps until every request decodes."""
-        while self.last_phase == 1:
-            self.step()
-
-    def step(self) -> tuple[int, int]:
-        """Plan the next step, apply the one in flight; returns nanoseconds of both."""
-        number = self._in_flight.pop(0)
-        oldest = self._sets[number % NUM_BUFFER_SETS]
-        num_requests = int(oldest["header"][2])
-        ids = np.where(oldest["samples"][:num_requests] == 1, np.int32(7), np.int32(-1))
-        status = np.zeros(num_requests, np.uint8)
-        step_id = int(oldest["header"][0])
-        started = time.thread_time_ns()
-        self._plan()
-        middle = time.thread_time_ns()
-        self.scheduler.apply(step_id, ids, status, self._planned)
-        return middle - started, time.thread_time_ns() - middle
+        self.plan()
 
     def arrive(self, num_tokens: int, *, same: bool = False) -> int:
         """Submit a long prompt and plan its first step; returns the nanoseconds over a usual plan."""
@@ -172,40 +145,14 @@ class _Bench:
         self._long_id += 1
         usual = min(self.step()[0] for _ in range(5))
         started = time.thread_time_ns()
-        self._submit([(self._long_id, self._long, 40)])
+        self.submit([(self._long_id, self._long, 40)])
         submitted = time.thread_time_ns()
         plan, _ = self.step()
         return submitted - started + max(0, plan - usual)
 
     def abort_long(self) -> None:
         """End the long request and let its steps run out."""
-        self.scheduler.abort([self._long_id])
-        for _ in range(3):
-            self.step()
+        self.end(self._long_id)
 
     def _ids(self, count: int) -> bytes:
         return self._random.integers(3, VOCAB_SIZE, size=count, dtype=np.uint32).tobytes()
-
-    def _submit(self, requests: list[tuple[int, bytes, int]]) -> None:
-        rejected = self.scheduler.submit(
-            [
-                {
-                    "request_id": request_id,
-                    "token_ids": prompt,
-                    "max_new_tokens": max_new_tokens,
-                    "ignore_eos": True,
-                }
-                for request_id, prompt, max_new_tokens in requests
-            ]
-        )
-        if rejected:
-            raise RuntimeError(f"the scheduler rejected requests: {rejected[0]}")
-
-    def _plan(self) -> None:
-        number = self._planned
-        summary = self.scheduler.next_plan(number % NUM_BUFFER_SETS, number)
-        if summary is None:
-            raise RuntimeError("the scheduler planned no step although requests run")
-        self.last_phase = summary.phase
-        self._in_flight.append(number)
-        self._planned += 1

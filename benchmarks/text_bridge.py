@@ -220,7 +220,7 @@ def _texts(native: _native.Tokenizer) -> tuple[list[str], str]:
         return text[start : start + length]
 
     def mix(length: int) -> str:
-        parts = []
+        parts: list[str] = []
         while sum(map(len, parts)) < length:
             kind = chance.random()
             if kind < 0.2:

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
+from benchmarks.overlapped import OverlappedScheduler
 from benchmarks.peers.rows import OURS
 from benchmarks.peers.sizes import PAGE_SIZE, VOCAB_SIZE, WINDOW
-from dsserve._native import Scheduler
-from dsserve.worker.base import NUM_BUFFER_SETS, allocate_plan_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from benchmarks.peers.sizes import Sizes
-
-PREFILL = 1
 
 
 class Steps(Protocol):
     """Running requests; `step` returns CPU ns of a plan and of a result."""
 
-    is_prefilling: bool
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether the step planned last holds prompt rows."""
 
     def start(self, prompts: list[NDArray[np.uint32]]) -> None:
         """Run the prompts until all decode."""
@@ -59,55 +56,40 @@ def our_scheduler() -> SchedulerKind:
 
 
 class OurSteps:
-    """`dsserve._native.Scheduler`, overlapped: step N+1 is planned before step N is applied."""
+    """`dsserve._native.Scheduler`, overlapped."""
 
     def __init__(self, running: int, sizes: Sizes) -> None:
         self._new_tokens = sizes.tokens_of_steps
         context = max(sizes.prompt_tokens + self._new_tokens, sizes.long_tokens + 1064)
         pages = running * ((sizes.prompt_tokens + self._new_tokens) // PAGE_SIZE + 2)
-        self._scheduler = Scheduler(
-            json.dumps(
-                {
-                    "page_size": PAGE_SIZE,
-                    "num_pages": pages + 2 * (sizes.long_tokens // PAGE_SIZE + 2),
-                    "max_running_requests": running + 1,
-                    "chunked_prefill_size": sizes.chunk + running,
-                    "mixed_chunk": True,
-                    "context_length": context,
-                    "window": WINDOW,
-                    "vocab_size": VOCAB_SIZE,
-                }
-            )
+        self._loop = OverlappedScheduler(
+            {
+                "page_size": PAGE_SIZE,
+                "num_pages": pages + 2 * (sizes.long_tokens // PAGE_SIZE + 2),
+                "max_running_requests": running + 1,
+                "chunked_prefill_size": sizes.chunk + running,
+                "mixed_chunk": True,
+                "context_length": context,
+                "window": WINDOW,
+                "vocab_size": VOCAB_SIZE,
+            }
         )
-        capacity = self._scheduler.plan_capacity()
-        self._sets = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
-        self._scheduler.register_buffers(self._sets)
-        self._planned = 0
-        self._in_flight: list[int] = []
         self._last_id = 0
-        self.is_prefilling = False
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether the step planned last holds prompt rows."""
+        return self._loop.is_prefilling
 
     def start(self, prompts: list[NDArray[np.uint32]]) -> None:
         """Submit the prompts and run until all decode."""
         self._submit([prompt.tobytes() for prompt in prompts], self._new_tokens)
-        self._plan()
-        while self.is_prefilling:
-            self.step()
+        self._loop.plan()
+        self._loop.prefill()
 
     def step(self) -> tuple[int, int]:
         """Plan the next step, apply the one in flight."""
-        number = self._in_flight.pop(0)
-        oldest = self._sets[number % NUM_BUFFER_SETS]
-        num_requests = int(oldest["header"][2])
-        ids = np.where(oldest["samples"][:num_requests] == 1, np.int32(7), np.int32(-1))
-        status = np.zeros(num_requests, np.uint8)
-        step_id = int(oldest["header"][0])
-        clock = time.thread_time_ns
-        started = clock()
-        self._plan()
-        planned = clock()
-        self._scheduler.apply(step_id, ids, status, self._planned)
-        return planned - started, clock() - planned
+        return self._loop.step()
 
     def arrive(self, prompt: NDArray[np.uint32]) -> tuple[int, int]:
         """Submit the long prompt and run the step that admits it."""
@@ -119,35 +101,15 @@ class OurSteps:
 
     def end_long(self) -> None:
         """Abort it and let its steps run out."""
-        self._scheduler.abort([self._last_id])
-        for _ in range(NUM_BUFFER_SETS):
-            self.step()
+        self._loop.end(self._last_id)
 
     def check(self) -> None:
         """Recount."""
-        self._scheduler.check_invariants()
+        self._loop.scheduler.check_invariants()
 
     def _submit(self, prompts: list[bytes], new_tokens: int) -> None:
         first = self._last_id + 1
         self._last_id += len(prompts)
-        rejected = self._scheduler.submit(
-            [
-                {
-                    "request_id": first + number,
-                    "token_ids": prompt,
-                    "max_new_tokens": new_tokens,
-                    "ignore_eos": True,
-                }
-                for number, prompt in enumerate(prompts)
-            ]
+        self._loop.submit(
+            [(first + number, prompt, new_tokens) for number, prompt in enumerate(prompts)]
         )
-        if rejected:
-            raise RuntimeError(f"the scheduler rejected requests: {rejected[0]}")
-
-    def _plan(self) -> None:
-        summary = self._scheduler.next_plan(self._planned % NUM_BUFFER_SETS, self._planned)
-        if summary is None:
-            raise RuntimeError("the scheduler planned no step although requests run")
-        self.is_prefilling = summary.phase == PREFILL
-        self._in_flight.append(self._planned)
-        self._planned += 1
