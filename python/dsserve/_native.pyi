@@ -100,8 +100,9 @@ class Scheduler:
 
         Keys: request_id, token_ids (bytes, u32 LE), max_new_tokens, and optionally min_new_tokens,
         ignore_eos, stop_token_ids (bytes, u32 LE), priority, tenant (u64, whom it is for),
-        deadline_us (on the clock of `now_us`), needs_mask (its sampling waits for a mask), extra_key,
-        cache_salt, arrival_us, whole_extend.
+        deadline_us (on the clock of `now_us`), needs_mask (its sampling waits for a mask), draft_len
+        (draft tokens of its VERIFY rows; absent = the server's, 0 = none), extra_key, cache_salt,
+        arrival_us, whole_extend.
 
         Raises:
             SchedulerError: A key is missing, unknown or of a wrong type; nothing was queued.

@@ -231,6 +231,7 @@ _REJECTIONS: dict[str, type[DsserveError]] = {
     "invalid_value": InvalidRequest,
     "duplicate_request_id": InvalidRequest,
     "empty_prompt": InvalidRequest,
+    "invalid_draft_len": InvalidRequest,
     "deadline_exceeded": DeadlineExceeded,
     "deadline_unreachable": RateLimited,
     "priority_disabled": Overloaded,

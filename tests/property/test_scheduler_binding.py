@@ -313,6 +313,21 @@ def test_runs_of_drafts_cross_as_one_array_with_their_lengths() -> None:
     scheduler.check_invariants()
 
 
+def test_a_request_says_how_many_drafts_it_wants() -> None:
+    scheduler, sets = registered(draft_len=2)
+    specs = [spec(1, [5] * 9, 20), spec(2, [6] * 9, 20, draft_len=0)]
+    assert scheduler.submit([*specs, spec(3, [7] * 9, 20, draft_len=None)]) == []
+    (refused,) = scheduler.submit([spec(4, [5] * 9, 20, draft_len=3)])
+    assert refused[:2] == (4, "invalid_draft_len")
+    with pytest.raises(_native.SchedulerError, match="draft_len"):
+        scheduler.submit([spec(4, [5] * 9, 20, draft_len=-1)])
+    scheduler.next_plan(0, 0)
+    verify = scheduler.next_plan(1, 0)
+    assert verify is not None
+    assert (verify.phase, verify.num_draft_tokens) == (3, 4)
+    assert sets[1]["draft_len"][:3].tolist() == [2, 0, 2]
+
+
 def test_plans_carry_the_group_and_a_digest_that_changes_with_the_page_table() -> None:
     scheduler, sets = registered(group_id=3)
     scheduler.submit([spec(1, [5] * 9, 20, ignore_eos=True)])

@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::SchedulerError;
 
 /// Keys of a submitted request.
-const SPEC_KEYS: [&str; 14] = [
+const SPEC_KEYS: [&str; 15] = [
     "request_id",
     "token_ids",
     "max_new_tokens",
@@ -19,6 +19,7 @@ const SPEC_KEYS: [&str; 14] = [
     "tenant",
     "deadline_us",
     "needs_mask",
+    "draft_len",
     "extra_key",
     "cache_salt",
     "arrival_us",
@@ -54,6 +55,7 @@ pub fn parse_spec(dict: &Bound<'_, PyDict>) -> PyResult<core::RequestSpec> {
         tenant: optional(dict, "tenant")?.unwrap_or(0),
         deadline_us: optional(dict, "deadline_us")?,
         needs_mask: optional(dict, "needs_mask")?.unwrap_or(false),
+        draft_len: optional(dict, "draft_len")?,
         namespace: core::Namespace {
             extra_key: optional(dict, "extra_key")?,
             cache_salt: optional(dict, "cache_salt")?,

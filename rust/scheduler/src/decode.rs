@@ -86,12 +86,13 @@ impl Scheduler {
         }
     }
 
-    /// Drafts that a request's next row gets: none past its output limit, should nothing be accepted
-    /// before. None in PREFILL steps.
+    /// Drafts that a request's next row gets: as many as it wants, but none past its output limit,
+    /// should nothing be accepted before. None in PREFILL steps.
     fn draft_len_of(&self, request: &Request) -> u32 {
         if self.has_drafts {
+            let wanted = request.spec.draft_len.unwrap_or(self.config.draft_len);
             let useful = request.remaining_at_most().saturating_sub(1);
-            self.config.draft_len.min(useful)
+            wanted.min(useful)
         } else {
             0
         }

@@ -108,8 +108,8 @@ pub struct Rejection {
     /// The request.
     pub request_id: u64,
     /// Stable code: `context_length_exceeded`, `pool_capacity_exceeded`, `queue_full`,
-    /// `invalid_token_id`, `duplicate_request_id`, `empty_prompt`, `priority_disabled`,
-    /// `deadline_exceeded` (it is over already), `deadline_unreachable` (it would start too late).
+    /// `invalid_token_id`, `duplicate_request_id`, `empty_prompt`, `invalid_draft_len`,
+    /// `priority_disabled`, `deadline_exceeded` (it is over already), `deadline_unreachable` (it would start too late).
     pub code: &'static str,
     /// Value, limit and remedy.
     pub message: String,

@@ -30,6 +30,9 @@ pub struct RequestSpec {
     pub deadline_us: Option<u64>,
     /// Whether its sampling waits for a mask (a grammar): marked in the plan's `samples`.
     pub needs_mask: bool,
+    /// Draft tokens of its VERIFY rows, at most the configuration's; none = as many as that, 0 = its
+    /// anchor alone.
+    pub draft_len: Option<u32>,
     /// What the prefix cache keeps apart.
     pub namespace: Namespace,
     /// When the request arrived, on the clock of `now_us`.

@@ -62,6 +62,12 @@ impl Scheduler {
             let message = format!("token id {id} is outside the vocabulary of {vocab_size}");
             return Err(("invalid_token_id", message));
         }
+        let drafts = config.draft_len;
+        if let Some(wanted) = spec.draft_len.filter(|wanted| *wanted > drafts) {
+            let message =
+                format!("draft_len is {wanted}, the server drafts at most {drafts} tokens");
+            return Err(("invalid_draft_len", message));
+        }
         let priority = &config.priority;
         if spec.priority.is_some() && priority.refuse_when_disabled && !priority.enabled {
             let message = "priorities are not enabled on this server; leave the field out";

@@ -67,6 +67,71 @@ fn positions_are_upper_bounds_until_the_accepted_length_is_known() {
 }
 
 #[test]
+fn a_request_may_want_fewer_drafts_or_none() {
+    let wanting = |id, draft_len| RequestSpec {
+        draft_len,
+        ..spec(id, prompt(u32::try_from(id).unwrap(), 7), 50)
+    };
+    let mut s = scheduler(drafting(3));
+    let requests = vec![wanting(1, None), wanting(2, Some(0)), wanting(3, Some(1))];
+    assert!(s.submit(requests).is_empty());
+    let prefill = s.next_plan(0).unwrap().unwrap().clone();
+    s.apply_runs(prefill.step_id, &[6; 3], &[1; 3], &[0; 3], 0)
+        .unwrap();
+    let first = verify(&mut s);
+    assert_eq!(first.draft_len, [3, 0, 1]);
+    assert_eq!(first.cu_seqlens, [0, 4, 5, 7]);
+    assert_eq!(first.tail_len, [4, 1, 2]);
+    assert_eq!(first.token_ids, [6, -1, -1, -1, 6, 6, -1]);
+    assert_eq!(
+        pages_sent(&first, 2),
+        0,
+        "its prompt's second page holds the anchor: none is ahead"
+    );
+    let second = verify(&mut s);
+    // Where nothing is drafted the position is known without the result.
+    assert_eq!(second.start_position, [11, 8, 9]);
+    s.apply_runs(first.step_id, &[7, 7, 7, 7], &[2, 1, 1], &[0; 3], 0)
+        .unwrap();
+    let too_many = s.apply_runs(second.step_id, &[8; 4], &[1, 2, 1], &[0; 3], 0);
+    assert!(matches!(
+        too_many.unwrap_err(),
+        SchedulerError::WrongRunLen {
+            request_id: 2,
+            most: 1,
+            given: 2,
+            ..
+        }
+    ));
+}
+
+/// Page-table entries that the step writes for the request in a slot.
+fn pages_sent(plan: &StepPlan, slot: i32) -> usize {
+    let deltas = plan.page_deltas.iter();
+    deltas.filter(|[of, ..]| *of == slot).count()
+}
+
+#[test]
+fn more_drafts_than_the_server_has_are_refused() {
+    for (draft_len, wanted, is_refused) in
+        [(3, 3, false), (3, 4, true), (0, 0, false), (0, 1, true)]
+    {
+        let mut s = scheduler(drafting(draft_len));
+        let request = RequestSpec {
+            draft_len: Some(wanted),
+            ..spec(1, prompt(0, 9), 50)
+        };
+        let codes: Vec<_> = s.submit(vec![request]).iter().map(|r| r.code).collect();
+        let expected: &[&str] = if is_refused {
+            &["invalid_draft_len"]
+        } else {
+            &[]
+        };
+        assert_eq!(codes, expected, "{wanted} of {draft_len}");
+    }
+}
+
+#[test]
 fn a_run_ends_at_the_first_stop_token() {
     let request = RequestSpec {
         ignore_eos: false,

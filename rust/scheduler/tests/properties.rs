@@ -36,6 +36,7 @@ prop_compose! {
         priority in proptest::option::weighted(0.7, -9_i32..30),
         tenant in 0_u64..3,
         deadline_us in proptest::option::weighted(0.1, 1_u64..3_000),
+        draft_len in proptest::option::weighted(0.3, 0_u32..4),
     ) -> RequestSpec {
         let mut token_ids = common::prompt(family, len);
         token_ids.extend(common::prompt(7 + own_tail, own_tail));
@@ -48,6 +49,7 @@ prop_compose! {
             priority,
             tenant,
             deadline_us,
+            draft_len,
             ..common::spec(0, token_ids, max_new_tokens)
         }
     }
@@ -184,6 +186,7 @@ fn run_on(mut harness: Harness, ops: &[Op], drain_depth: usize) -> Harness {
                 spec.request_id = next_id;
                 spec.arrival_us = harness.now_us;
                 spec.deadline_us = spec.deadline_us.map(|within| harness.now_us + within);
+                spec.draft_len = allowed_drafts(&spec, harness.scheduler.config());
                 next_id += 1;
                 harness.submit(spec);
             }
@@ -211,6 +214,11 @@ fn run_on(mut harness: Harness, ops: &[Op], drain_depth: usize) -> Harness {
     harness.drain(drain_depth);
     harness.check_end();
     harness
+}
+
+/// What the request wants, as far as the server drafts.
+fn allowed_drafts(spec: &RequestSpec, config: &SchedulerConfig) -> Option<u32> {
+    spec.draft_len.map(|wanted| wanted.min(config.draft_len))
 }
 
 fn cases() -> u32 {
@@ -270,6 +278,7 @@ proptest! {
             spec.token_ids.truncate(30);
             spec.max_new_tokens = 60;
             spec.deadline_us = None;
+            spec.draft_len = allowed_drafts(&spec, &config);
             prop_assert!(harness.submit(spec));
         }
         if let Some((which, after)) = aborted {

@@ -57,7 +57,9 @@ impl Harness {
                 let rows = plan.cu_seqlens[request + 1] - plan.cu_seqlens[request];
                 let drafts = plan.draft_len[request];
                 assert_eq!(rows, drafts + 1);
-                assert!(drafts <= i32::try_from(config.draft_len).unwrap());
+                let spec = &self.requests[&plan.request_id[request]].spec;
+                let most = spec.draft_len.unwrap_or(config.draft_len);
+                assert!(drafts <= i32::try_from(most).unwrap());
                 assert_eq!((plan.tail_len[request], plan.samples[request]), (rows, 1));
                 assert_eq!(plan.replay_len[request], 0);
                 match plan.phase {
