@@ -12,6 +12,7 @@ from dsserve_kernels.reference import (
     norm,
     quant,
     sampling,
+    speculative,
     wide,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "norm",
     "quant",
     "sampling",
+    "speculative",
     "wide",
 ]

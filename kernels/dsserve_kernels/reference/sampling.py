@@ -83,19 +83,58 @@ def sample(
     Returns:
         [S] int64.
     """
-    greedy = temperature <= 0
-    if bool(greedy.all()):
+    if bool((temperature <= 0).all()):
         return logits.argmax(1)
-    scaled = logits.double() / torch.where(greedy, 1.0, temperature.double()).unsqueeze(1)
+    return draw_or_choose(logits, temperature, top_k, top_p, min_p, seed, position)
+
+
+def draw_or_choose(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """`sample` without a look at the numbers: every row is drawn, greedy ones then take their arg-max."""
+    greedy = temperature <= 0
+    scaled = _scaled(logits, temperature)
+    allowed, _ = _truncated(scaled, top_k, top_p, min_p)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    noise = -torch.log(-torch.log(uniform(seed.unsqueeze(1), position.unsqueeze(1), ids)))
+    drawn = (scaled + noise).masked_fill(~allowed, -torch.inf).argmax(1)
+    return torch.where(greedy, logits.argmax(1), drawn)
+
+
+@reference("sampling_distribution")
+def sampling_distribution(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """What `sample` draws from: [S, V] float64, one-hot where the temperature is 0. Arguments are those of `sample`."""
+    allowed, probabilities = _truncated(_scaled(logits, temperature), top_k, top_p, min_p)
+    kept = torch.where(allowed, probabilities, 0.0)
+    best = torch.zeros_like(kept).scatter_(1, logits.argmax(1, keepdim=True), 1.0)
+    return torch.where((temperature <= 0).unsqueeze(1), best, kept / kept.sum(1, keepdim=True))
+
+
+def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Logits over the temperature, float64; as they are where it is 0."""
+    divisor = torch.where(temperature <= 0, 1.0, temperature.double())
+    return logits.double() / divisor.unsqueeze(1)
+
+
+def _truncated(
+    scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which ids may be drawn, and the probabilities before truncation: both [S, V]."""
     probabilities = scaled.softmax(1)
     ordered, ids = torch.sort(probabilities, dim=1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[1], device=logits.device)
+    rank = torch.arange(scaled.shape[1], device=scaled.device)
     # An id is kept while the mass before it is below top_p, so at least the likeliest always is.
     kept = (ordered.cumsum(1) - ordered) < top_p.double().unsqueeze(1)
     kept &= rank < top_k.unsqueeze(1)
     kept &= ordered >= min_p.double().unsqueeze(1) * ordered[:, :1]
     kept[:, 0] = True
     allowed = torch.zeros_like(kept).scatter_(1, ids, kept) & (probabilities > 0)
-    noise = -torch.log(-torch.log(uniform(seed.unsqueeze(1), position.unsqueeze(1), rank)))
-    drawn = (scaled + noise).masked_fill(~allowed, -torch.inf).argmax(1)
-    return torch.where(greedy, logits.argmax(1), drawn)
+    return allowed, probabilities
