@@ -19,6 +19,10 @@ from dsserve_kernels.mhc import numpy_streams as _numpy_streams  # noqa: F401 - 
 from dsserve_kernels.moe import numpy_experts as _numpy_experts  # noqa: F401 - registers
 from dsserve_kernels.norm import numpy_norm as _numpy_norm  # noqa: F401 - registers
 from dsserve_kernels.registry import REGISTRY, Implementation
+from dsserve_kernels.torch_device import draw as _draw  # noqa: F401 - registers
+from dsserve_kernels.torch_device import experts as _experts  # noqa: F401 - registers
+from dsserve_kernels.torch_device import rotation as _rotation  # noqa: F401 - registers
+from dsserve_kernels.torch_device import rows as _rows  # noqa: F401 - registers
 
 logger = logging.getLogger(__name__)
 

@@ -65,8 +65,8 @@ def scaled_mixes(z: Tensor, base: Tensor, scale: Tensor, num_streams: int) -> Te
 @cache
 def _scale_index(num_streams: int, device: torch.device) -> Tensor:
     """Which of the three scales each of the n * (n + 2) columns takes."""
-    counts = torch.tensor([num_streams, num_streams, num_streams**2])
-    return torch.arange(3).repeat_interleave(counts).to(device)
+    column = torch.arange(num_streams * (num_streams + 2), device=device)
+    return (column >= num_streams).long() + (column >= 2 * num_streams).long()
 
 
 @reference("hc_collapse")

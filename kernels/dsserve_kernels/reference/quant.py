@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -81,15 +83,17 @@ def _round_e2m1(values: Tensor) -> Tensor:
     return (values * 2 / power).round_() * (power * 0.5)
 
 
-#: Code of twice each magnitude, 0..12 (entries that are no magnitude are unused).
-_CODE_OF_TWICE = torch.tensor([0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7], dtype=torch.uint8)
+@cache
+def _code_of_twice(device: torch.device) -> Tensor:
+    """Code of twice each magnitude, 0..12 (entries that are no magnitude are unused); copied once per device."""
+    return torch.tensor([0, 1, 2, 3, 4, 0, 5, 0, 6, 0, 0, 0, 7], dtype=torch.uint8).to(device)
 
 
 def _pack_e2m1(values: Tensor) -> Tensor:
     """Values already divided by their scale and clamped -> two codes a byte, even column in the low nibble."""
     # NaN has no code, and as an integer no place in the table: its block's scale carries it.
     twice = (_round_e2m1(values).abs_() * 2).int().clamp_(0, 12)
-    code = _CODE_OF_TWICE.to(values.device)[twice] | (torch.signbit(values).to(torch.uint8) << 3)
+    code = _code_of_twice(values.device)[twice] | (torch.signbit(values).to(torch.uint8) << 3)
     return code[..., 0::2] | (code[..., 1::2] << 4)
 
 
@@ -144,7 +148,8 @@ def quantize_fp4_main(x: Tensor) -> tuple[Tensor, Tensor]:
     """`Q4k`: packed E2M1 codes and E4M3 scale bytes per 16 columns (compressed rows)."""
     blocks = _blocks(x.float(), 16)
     amax = blocks.abs().amax(-1).clamp_min(6 * 2.0**-9)
-    scale = (amax / E2M1_MAX).clamp(2.0**-9, E4M3_MAX).to(torch.float8_e4m3fn)
+    # By a tensor: CUDA multiplies by the rounded reciprocal of a number.
+    scale = (amax / amax.new_full((), E2M1_MAX)).clamp(2.0**-9, E4M3_MAX).to(torch.float8_e4m3fn)
     values = (blocks / scale.float().unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX).reshape(x.shape)
     return _pack_e2m1(values), scale.view(torch.uint8)
 
