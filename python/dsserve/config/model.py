@@ -379,4 +379,20 @@ def check_model_config(config: ModelConfig, *, source: str = "config.json") -> N
         "engram_layer_ids",
         f"must lie before layer {last}",
     )
+    taps = config.dspark_target_layer_ids
+    require(
+        not config.has_draft or (bool(taps) and tuple(sorted(set(taps))) == taps),
+        "dspark_target_layer_ids",
+        "must be ascending",
+    )
+    require(
+        not config.has_draft or all(0 <= i < layers for i in taps),
+        "dspark_target_layer_ids",
+        f"must lie in 0..{layers - 1}",
+    )
+    require(
+        not config.has_draft or config.dspark_block_size > 0,
+        "dspark_block_size",
+        "must be positive",
+    )
     require(config.n_shared_experts == 1, "n_shared_experts", "only one shared expert is supported")

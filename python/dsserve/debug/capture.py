@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 #: Kinds whose name carries no layer.
-_GLOBAL = ("engram_hash",)
+_GLOBAL = ("engram_hash", "dspark_main_hidden")
 KINDS = (
     "stream",
     "attn_out",
@@ -22,6 +22,7 @@ KINDS = (
     "route_ids",
     "route_w",
     "engram_hash",
+    "dspark_main_hidden",
 )
 
 

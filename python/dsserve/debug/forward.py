@@ -17,6 +17,7 @@ from torch import Tensor
 from dsserve import _native
 from dsserve.config.model import ModelConfig, load_model_config
 from dsserve.debug.capture import KINDS, TensorCapture
+from dsserve.debug.drafts import DraftRecorder
 from dsserve.debug.plans import RequestPlanner
 from dsserve.engram.hashing import build_engram_constants, load_token_map
 from dsserve.errors import ConfigError, DsserveError
@@ -44,6 +45,7 @@ class Case:
     chunk: int | None = None
     decode_steps: int = 0
     capture: frozenset[str] = field(default_factory=frozenset)
+    draft: bool = False
 
     @property
     def output_prefix(self) -> str:
@@ -103,8 +105,13 @@ def _case(index: int, entry: Any, config: ModelConfig) -> Case:
     known = {*KINDS, "logits", "greedy", "draft"}
     if mode not in MODES:
         raise refuse(f"mode {mode!r} is not one of {', '.join(MODES)}")
-    if entry.get("draft") or "draft" in capture:
-        raise refuse("draft output does not work yet (DSpark comes with a later step)")
+    draft = bool(entry.get("draft")) or "draft" in capture
+    if (draft or "dspark_main_hidden" in capture) and not config.has_draft:
+        raise refuse("draft output needs a checkpoint with a DSpark head")
+    if draft and not ("greedy" in capture and entry.get("decode_steps", 0) > 1):
+        raise refuse(
+            "drafts follow decode steps: capture greedy too, with two decode_steps or more"
+        )
     if capture - known:
         raise refuse(
             f"capture {sorted(capture - known)[0]!r} is not one of {', '.join(sorted(known))}"
@@ -127,15 +134,19 @@ def _case(index: int, entry: Any, config: ModelConfig) -> Case:
         chunk,
         entry.get("decode_steps", 0),
         capture,
+        draft,
     )
 
 
 class CaseRunner:
     """Runs cases; one model per selection width."""
 
-    def __init__(self, path: Path, config: ModelConfig, numerics: str) -> None:
-        """Models are loaded when a case first needs them."""
+    def __init__(
+        self, path: Path, config: ModelConfig, numerics: str, *, draft: bool = False
+    ) -> None:
+        """Models are loaded when a case first needs them; `draft`: with the DSpark head."""
         self._path, self._config, self._numerics = path, config, numerics
+        self._draft = draft
         self._models: dict[bool, DeepseekV41Model] = {}
 
     def run(self, case: Case) -> dict[str, Tensor]:
@@ -152,7 +163,9 @@ class CaseRunner:
         runner = Runner(self._model(case.mode == "dense"), sizes, torch.device("cpu"))
         cache = _native.RadixCache(page_size=page_size, num_pages=sizes.num_pages)
         planner = RequestPlanner(cache, slot=_SLOT, page_size=page_size, num_columns=num_columns)
-        capture = TensorCapture(case.capture)
+        # With the head loaded its input is written for every case: golden prompts without drafts have it.
+        taps = {"dspark_main_hidden"} if self._draft else set()
+        capture = TensorCapture(case.capture | taps)
         if case.cached_prefix:
             prefix = RequestPlanner(
                 cache, slot=_PREFIX_SLOT, page_size=page_size, num_columns=num_columns
@@ -171,9 +184,9 @@ class CaseRunner:
         if "logits" in case.capture:
             result["logits"] = logits
         if "greedy" in case.capture and case.decode_steps:
-            tokens, steps = self._decode(runner, planner, case, logits[-1:])
             under = "" if case.mode == "replay" else "greedy."
-            result[f"{under}tokens"], result[f"{under}logits"] = tokens, steps
+            for name, tensor in self._decode(runner, planner, case, logits[-1:]).items():
+                result[under + name] = tensor
         return {f"{case.output_prefix}.{name}": tensor for name, tensor in result.items()}
 
     def _model(self, is_dense: bool) -> DeepseekV41Model:
@@ -187,6 +200,7 @@ class CaseRunner:
                 numerics=self._numerics,
                 context_length=config.max_position_embeddings,
                 device=torch.device("cpu"),
+                draft=self._draft,
             )
         return self._models[is_dense]
 
@@ -219,8 +233,16 @@ class CaseRunner:
     @staticmethod
     def _decode(
         runner: Runner, planner: RequestPlanner, case: Case, logits: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Greedy tokens [n] and the logits [n, V] they were taken from; tokens travel through the token ring."""
+    ) -> dict[str, Tensor]:
+        """Greedy tokens [n], the logits [n, V] they were taken from, and the drafts behind each step if asked for.
+
+        Tokens travel through the token ring.
+        """
+        recorder = None
+        if case.draft and runner.model.draft is not None:
+            recorder = DraftRecorder(
+                runner, runner.model.draft, slot=_SLOT, floor=planner.floors.tail
+            )
         rows = [logits]
         start = len(case.input_ids)
         token = logits.argmax(1)
@@ -231,9 +253,12 @@ class CaseRunner:
             logits = runner.forward(batch)
             token = logits.argmax(1)
             runner.keep_sampled(batch, token)
+            if recorder is not None:
+                recorder.propose(token, start + step + 1)
             rows.append(logits)
             tokens.append(token)
-        return torch.cat(tokens).to(torch.int32), torch.cat(rows)
+        result = {"tokens": torch.cat(tokens).to(torch.int32), "logits": torch.cat(rows)}
+        return result if recorder is None else result | recorder.tensors()
 
 
 def _page_size(cached_prefix: int) -> int:
@@ -279,7 +304,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         config = load_model_config(options.model_path)
         cases = read_cases(options.input, config)
-        runner = CaseRunner(options.model_path, config, options.numerics)
+        draft = any(case.draft or "dspark_main_hidden" in case.capture for case in cases)
+        runner = CaseRunner(options.model_path, config, options.numerics, draft=draft)
         tensors = engram_tensors(options.model_path, config)
         for case in cases:
             tensors |= runner.run(case)

@@ -20,7 +20,8 @@ class DevicePools:
     Attributes:
         main: KV source layer -> [pages * rows per page, main row bytes] uint8. Page 0 is the dummy page.
         index: The same for index keys.
-        window: Layer -> [slots * ring rows, window row bytes] uint8. Slot 0 is the padding slot.
+        window: Layer -> [slots * ring rows, window row bytes] uint8. Slot 0 is the padding slot. DSpark's stages follow
+            as layers `num_hidden_layers + stage`; their rows come from the target's hidden states (dspark.md 1.1).
         tail: Ratio-2 source -> [slots * TAIL_RING, 2, head_dim] float32, (u, g) by position modulo TAIL_RING.
         token_ring: [slots * TOKEN_RING] int64, ids by position modulo TOKEN_RING.
     """
@@ -62,7 +63,8 @@ class DevicePools:
         }
         ring = num_slots * layout.window_ring_rows
         self.window = {
-            i: pool(ring, layout.window_row_bytes) for i in range(config.num_hidden_layers)
+            i: pool(ring, layout.window_row_bytes)
+            for i in range(layout.num_window_layers + layout.num_draft_stages)
         }
         self.tail = {
             i: torch.zeros(
@@ -72,3 +74,9 @@ class DevicePools:
             if ratio > 1
         }
         self.token_ring = torch.zeros(num_slots * TOKEN_RING, dtype=torch.int64, device=device)
+
+    @property
+    def draft_window(self) -> dict[int, Tensor]:
+        """Stage -> window ring of the draft model; empty without one."""
+        first, stages = self.layout.num_window_layers, self.layout.num_draft_stages
+        return {stage: self.window[first + stage] for stage in range(stages)}

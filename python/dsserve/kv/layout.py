@@ -44,7 +44,9 @@ class KvLayout:
     index_row_bytes: int
     window_row_bytes: int
     window_ring_rows: int
+    #: Layers of the target, and DSpark stages behind them (0 without speculation), that each have a window ring.
     num_window_layers: int
+    num_draft_stages: int
     tail_bytes_per_slot: int
 
     @property
@@ -61,19 +63,23 @@ class KvLayout:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Request-private bytes: window rings of all layers and compressor tails."""
-        return (
-            self.num_window_layers * self.window_ring_rows * self.window_row_bytes
-            + self.tail_bytes_per_slot
-        )
+        """Request-private bytes: window rings of all layers and draft stages, and compressor tails."""
+        rings = self.num_window_layers + self.num_draft_stages
+        return rings * self.window_ring_rows * self.window_row_bytes + self.tail_bytes_per_slot
 
     def rows_per_page(self, source: int) -> int:
         """Compressed rows a page holds for one KV source."""
         return self.page_size // self.source_ratios[source]
 
 
-def kv_layout(config: ModelConfig, page_size: int) -> KvLayout:
-    """The layout of `config` at `page_size` tokens a page (a multiple of the stateful ratio)."""
+def kv_layout(config: ModelConfig, page_size: int, *, draft: bool = False) -> KvLayout:
+    """The layout of `config` at `page_size` tokens a page (a multiple of the stateful ratio).
+
+    Args:
+        config: The model.
+        page_size: Tokens a page.
+        draft: Whether DSpark runs: its stages then have window rings too.
+    """
     ratios = {layer: config.compress_ratios[layer] for layer in config.kv_source_layer_ids}
     stateful = sum(1 for ratio in ratios.values() if ratio > 1)
     return KvLayout(
@@ -84,5 +90,6 @@ def kv_layout(config: ModelConfig, page_size: int) -> KvLayout:
         window_row_bytes=window_row_bytes(config.head_dim),
         window_ring_rows=config.sliding_window + WINDOW_SLACK,
         num_window_layers=config.num_hidden_layers,
+        num_draft_stages=config.num_nextn_predict_layers if draft else 0,
         tail_bytes_per_slot=stateful * TAIL_RING * 2 * config.head_dim * 4,
     )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dsserve.engram.staging import StagedRows
+
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
@@ -82,6 +84,7 @@ class ForwardBatch:
         logit_rows: [S] rows of `decoder` that need logits.
         sample_index: [S] request (0..B-1) of each logit row that is sampled.
         sample_store: [S] ring row of each sampled token.
+        engram: Engram rows whose fetching began with the plan; None = the forward looks them up.
     """
 
     token_ids: Tensor
@@ -100,3 +103,27 @@ class ForwardBatch:
     logit_rows: Tensor
     sample_index: Tensor
     sample_store: Tensor
+    engram: StagedRows | None = None
+
+    @classmethod
+    def of_rows(cls, rows: RowSet) -> ForwardBatch:
+        """A batch of rows whose inputs are given and that have window keys alone: a draft block."""
+        none = rows.positions.new_empty(0)
+        return cls(
+            token_ids=none,
+            ring_index=none,
+            history_index=none,
+            seed_index=none,
+            seed_ids=none,
+            ring_rows=none,
+            ring_store=none,
+            encoder=rows,
+            decoder=rows,
+            tail_rows=None,
+            compress={},
+            source_index={},
+            max_visible={},
+            logit_rows=none,
+            sample_index=none,
+            sample_store=none,
+        )

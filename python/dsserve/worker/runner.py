@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +46,7 @@ class Runner:
 
     def __init__(self, model: DeepseekV41Model, sizes: RunnerSizes, device: torch.device) -> None:
         """Allocate the pools."""
-        layout = kv_layout(model.config, sizes.page_size)
+        layout = kv_layout(model.config, sizes.page_size, draft=model.draft is not None)
         self.model = model
         self.sizes = sizes
         self.pools = DevicePools(
@@ -62,7 +62,9 @@ class Runner:
 
     def prepare(self, plan: PlanView, *, all_logits: bool = False) -> ForwardBatch:
         """Host part of a step: page-table changes and index tensors. Called in plan order."""
-        return self._builder.build(plan, all_logits=all_logits)
+        batch = self._builder.build(plan, all_logits=all_logits)
+        staged = self.model.stage_engram(plan)
+        return batch if staged is None else replace(batch, engram=staged)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, capture: Capture | None = None) -> Tensor:
@@ -90,6 +92,7 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     progress: Progress | None = None,
+    draft: bool = False,
 ) -> DeepseekV41Model:
     """Load a checkpoint and prepare its weights.
 
@@ -102,6 +105,7 @@ def load_model(
         load_format: See `weights.load_weights`.
         seed: Of random weights (`--load-format dummy`).
         progress: See `weights.Progress`.
+        draft: Load the DSpark head too (`model.draft`).
 
     Raises:
         CheckpointError: The tokenizer or the weights do not fit the configuration.
@@ -112,7 +116,9 @@ def load_model(
             f"{path} has no tokenizer.json: the Engram's vocabulary map is computed from it"
         )
     constants = build_engram_constants(config, load_token_map(tokenizer, config.vocab_size))
-    tensors = load_weights(path, config, load_format=load_format, seed=seed, progress=progress)
+    tensors = load_weights(
+        path, config, load_format=load_format, seed=seed, progress=progress, draft=draft
+    )
     return DeepseekV41Model(
         config,
         tensors,
@@ -121,6 +127,7 @@ def load_model(
         numerics=BY_NAME[numerics],
         context_length=context_length,
         device=device,
+        draft=draft,
     )
 
 

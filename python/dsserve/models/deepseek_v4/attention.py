@@ -29,7 +29,8 @@ class Attention:
         self._groups = config.o_groups
         self._rank = config.q_lora_rank
         self._rope = rope
-        self._is_compressed = config.compress_ratios[layer] > 0
+        # The stages of the draft model lie behind the target's layers and see a window only.
+        self._is_compressed = layer < config.num_hidden_layers and config.compress_ratios[layer] > 0
         self._kv_source = config.kv_source_of(layer) if self._is_compressed else None
         self._input = params.fp8_linear("wq_a", "wkv")
         self._q_norm = params.norm("q_norm")

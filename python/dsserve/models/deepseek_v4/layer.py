@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from dsserve.models.deepseek_v4.attention import Attention
 from dsserve.models.deepseek_v4.engram import Engram
 from dsserve.models.deepseek_v4.mhc import HyperConnection
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsserve.config.model import ModelConfig
+    from dsserve.models.deepseek_v4.engram import EngramRows
     from dsserve.models.deepseek_v4.params import Params
     from dsserve.models.deepseek_v4.rope import RopeTables
     from dsserve.models.deepseek_v4.step import Step
@@ -21,8 +24,26 @@ if TYPE_CHECKING:
 class Layer:
     """Engram (where it has one), attention and MoE, each around the mHC streams."""
 
-    def __init__(self, config: ModelConfig, params: Params, layer: int, rope: RopeTables) -> None:
-        """`params` is the view of `layers.<layer>`."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: Params,
+        layer: int,
+        rope: RopeTables,
+        *,
+        num_experts: int,
+        top_k: int,
+    ) -> None:
+        """Prepare a layer of the target, or a stage of the draft model.
+
+        Args:
+            config: The model.
+            params: The view of `layers.<layer>` or `mtp.<stage>`.
+            layer: Its index; draft stages follow the target's layers.
+            rope: Rotary tables.
+            num_experts: Routed experts.
+            top_k: Experts of a row.
+        """
         self._ops = params.ops
         self._layer = layer
         self._attn_mix = HyperConnection(config, params, "attn")
@@ -33,8 +54,8 @@ class Layer:
             config,
             params.under("ffn"),
             layer,
-            num_experts=config.n_routed_experts,
-            top_k=config.num_experts_per_tok,
+            num_experts=num_experts,
+            top_k=top_k,
         )
         has_engram = layer in config.engram_layer_ids
         self._engram = Engram(params.under("engram")) if has_engram else None
@@ -42,9 +63,14 @@ class Layer:
         #: The decoder half starts at the last KV source, where decoder replay narrows the rows (replay.md section 2).
         self._is_decoder = layer >= config.last_kv_source_layer_id
         self._cuts = layer == config.last_kv_source_layer_id
+        is_tap = config.has_draft and layer in config.dspark_target_layer_ids
+        streams = config.hc_mult
+        self._tap_share = (
+            torch.full((1, streams), 1 / streams, device=params.device) if is_tap else None
+        )
 
     def forward(
-        self, streams: Tensor, pre: Tensor, engram_rows: Tensor, step: Step
+        self, streams: Tensor, pre: Tensor, engram_rows: EngramRows, step: Step
     ) -> tuple[Tensor, Tensor]:
         """New streams [T, n, D] and the pre-mix [T, n] of the next sublayer.
 
@@ -54,11 +80,11 @@ class Layer:
         Args:
             streams: [T, n, D].
             pre: [T, n] pre-mix from the sublayer before.
-            engram_rows: [T, Engram layers, columns] table rows.
+            engram_rows: Table rows of the step (`engram.NO_ROWS` for a draft stage, which has no Engram).
             step: The step.
         """
         if self._engram is not None:
-            streams = self._engram.forward(streams, engram_rows[:, self._engram_column])
+            streams = self._engram.forward(streams, engram_rows.values(self._engram_column))
             step.record("engram_stream", self._layer, streams, is_tail=False)
         x = self._attn_norm(self._ops.hc_collapse(streams, pre))
         if self._attention.compressor is not None:
@@ -67,6 +93,9 @@ class Layer:
         if self._cuts and batch.tail_rows is not None:
             streams, x = streams[batch.tail_rows], x[batch.tail_rows]
         is_tail = self._is_decoder
+        if self._tap_share is not None and step.taps is not None:
+            here = streams if is_tail or batch.tail_rows is None else streams[batch.tail_rows]
+            step.taps.append(self._ops.hc_collapse(here, self._tap_share.expand(here.shape[0], -1)))
         rows = batch.decoder if is_tail else batch.encoder
         next_pre, post, comb = self._attn_mix.mixes(streams)
         y = self._attention.attend(x, rows, step)

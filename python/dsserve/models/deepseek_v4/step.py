@@ -36,6 +36,8 @@ class Step:
         candidates: [T, N] positions inside the candidate blocks, or None while nothing is restricted.
         whole_selections: (ratio, tail rows?) -> positions and pool rows of a selection that leaves nothing out.
         capture: Recorder of intermediate tensors, or None.
+        taps: Filled layer by layer with the draft model's input [T', D]: mean of the streams that enter each tap
+            layer, rows of the decoder half. None: not wanted.
     """
 
     batch: ForwardBatch
@@ -44,6 +46,7 @@ class Step:
     candidates: Tensor | None = None
     whole_selections: dict[tuple[int, bool], tuple[Tensor, Tensor]] = field(default_factory=dict)
     capture: Capture | None = field(default=None)
+    taps: list[Tensor] | None = None
     _rotations: dict[tuple[bool, bool], Tensor] = field(default_factory=dict)
 
     def rotation(self, tables: RopeTables, rows: RowSet, *, is_compressed: bool) -> Tensor:
