@@ -21,6 +21,7 @@ ROW_BLOCK = 32
 _SKIP_VISION = "vision: images are not served"
 _SKIP_BIAS_VL = "router bias of image tokens: images are not served"
 _SKIP_DRAFT = "DSpark: speculative decoding is off"
+_SKIP_TABLE = "Engram tables: loaded by their placement"
 _SKIP_DRAFT_BIAS_VL = "never used: drafts are text"
 
 
@@ -77,7 +78,11 @@ Named = tuple[str, TensorSpec]
 
 
 def expected_tensors(
-    config: ModelConfig, *, vision: bool = False, draft: bool = False
+    config: ModelConfig,
+    *,
+    vision: bool = False,
+    draft: bool = False,
+    engram_tables: bool = True,
 ) -> dict[str, TensorSpec]:
     """Return every tensor that a checkpoint of `config` must hold, in the order of the model.
 
@@ -86,10 +91,16 @@ def expected_tensors(
         vision: Whether images are served; else `vision.*`, `aligner.*`, `image_*` and the router's
             `bias_vl` are marked as skipped.
         draft: Whether DSpark runs; else `mtp.*` is marked as skipped.
+        engram_tables: Whether the Engram tables are loaded with the other weights; else they are marked as skipped.
     """
     specs: dict[str, TensorSpec] = dict(_top(config))
     for layer in range(config.num_hidden_layers):
         specs.update(_layer(config, layer, vision=vision))
+    if not engram_tables:
+        for layer in config.engram_layer_ids:
+            for leaf in ("weight", "scale"):
+                name = f"layers.{layer}.engram.embed.{leaf}"
+                specs[name] = _skipped(specs[name], _SKIP_TABLE)
     skip_draft = None if draft else _SKIP_DRAFT
     for name, spec in _draft(config):
         specs[name] = _skipped(spec, skip_draft or spec.skip_reason)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[int, int, str], None]
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 #: The UE8M0 code that means NaN; it never occurs in a sane file (weights.md section 2).
-_NAN_SCALE = 255
+NAN_SCALE = 255
 _TORCH_TYPES = {
     StorageType.BF16: torch.bfloat16,
     StorageType.F32: torch.float32,
@@ -49,6 +49,7 @@ def load_weights(
     progress: Progress | None = None,
     vision: bool = False,
     draft: bool = False,
+    engram_tables: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Return the weights by `--load-format`: from the files of `path`, or random ones (`dummy`).
 
@@ -60,6 +61,7 @@ def load_weights(
         progress: See `Progress`.
         vision: Whether images are served.
         draft: Whether DSpark runs.
+        engram_tables: Load the Engram tables too; else they are placed apart (`engram_source.row_source`).
 
     Raises:
         ConfigError: If the format is unknown.
@@ -72,8 +74,22 @@ def load_weights(
         )
     if load_format == "dummy":
         logger.info("weights are random (--load-format dummy, seed %d)", seed)
-        return random_weights(config, seed=seed, progress=progress, vision=vision, draft=draft)
-    return load_checkpoint(path, config, progress=progress, vision=vision, draft=draft)
+        return random_weights(
+            config,
+            seed=seed,
+            progress=progress,
+            vision=vision,
+            draft=draft,
+            engram_tables=engram_tables,
+        )
+    return load_checkpoint(
+        path,
+        config,
+        progress=progress,
+        vision=vision,
+        draft=draft,
+        engram_tables=engram_tables,
+    )
 
 
 def load_checkpoint(
@@ -83,6 +99,7 @@ def load_checkpoint(
     progress: Progress | None = None,
     vision: bool = False,
     draft: bool = False,
+    engram_tables: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Read every tensor the engine needs; the checkpoint must hold exactly the expected ones.
 
@@ -92,6 +109,7 @@ def load_checkpoint(
         progress: Called while bytes arrive, at the start with 0 and at the end with all of them.
         vision: Load `vision.*`, `aligner.*`, `image_*` and `bias_vl` too.
         draft: Load `mtp.*` too.
+        engram_tables: Load the Engram tables too.
 
     Returns:
         Tensor name -> CPU tensor of the shape of `expected_tensors`: bfloat16, float32,
@@ -101,7 +119,7 @@ def load_checkpoint(
         CheckpointError: If a file is missing, truncated or damaged, or a tensor is missing, unknown,
             duplicate, mis-shaped or mis-typed; the message names tensor, file and remedy.
     """
-    expected = expected_tensors(config, vision=vision, draft=draft)
+    expected = expected_tensors(config, vision=vision, draft=draft, engram_tables=engram_tables)
     with Checkpoint(Path(path)) as checkpoint:
         checkpoint.check(expected)
         wanted = {name: spec for name, spec in expected.items() if spec.skip_reason is None}
@@ -117,12 +135,13 @@ def random_weights(
     progress: Progress | None = None,
     vision: bool = False,
     draft: bool = False,
+    engram_tables: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Return random weights with the names, shapes and types that `load_checkpoint` gives.
 
     They depend on (configuration, seed) alone and equal those of `dsserve debug make-tiny`.
     """
-    expected = expected_tensors(config, vision=vision, draft=draft)
+    expected = expected_tensors(config, vision=vision, draft=draft, engram_tables=engram_tables)
     wanted = {name: spec for name, spec in expected.items() if spec.skip_reason is None}
     meter = _Meter(sum(spec.num_bytes for spec in wanted.values()), "drawing weights", progress)
     result = {}
@@ -162,7 +181,7 @@ def _read(checkpoint: Checkpoint, name: str, spec: TensorSpec, meter: _Meter) ->
     tensor = torch.empty(spec.shape, dtype=_TORCH_TYPES[spec.dtype])
 
     def on_chunk(part: NDArray[np.uint8]) -> None:
-        if spec.dtype is StorageType.F8_E8M0 and bool((part == _NAN_SCALE).any()):
+        if spec.dtype is StorageType.F8_E8M0 and bool((part == NAN_SCALE).any()):
             raise CheckpointError(
                 f"{file.path}: tensor {name}: a scale is NaN (byte 255): the file is damaged; copy or download "
                 "it again"
