@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
+from typing import NamedTuple
 
 from dsserve import _native
 from dsserve._native import StreamOptions
@@ -25,9 +26,8 @@ _FIRST_OWN_NAME = 2**63
 """Names that are made up begin here, request ids at 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """What one push gave for one stream.
+class TextDelta(NamedTuple):
+    """What one push gave for one stream; a tuple, since every stream makes one each step.
 
     Attributes:
         text: New text, possibly empty (an incomplete character or a possible stop string is held).

@@ -122,7 +122,7 @@ impl Tokenizer {
     /// Text of `ids` (u32 little-endian); ids outside the vocabulary give none.
     #[pyo3(signature = (ids, skip_special = true))]
     fn decode(&self, py: Python<'_>, ids: &[u8], skip_special: bool) -> PyResult<String> {
-        let ids = parse_u32("ids", ids)?;
+        let ids = read_u32("ids", ids)?;
         Ok(if ids.len() < DETACH_IDS {
             self.inner.decode(&ids, skip_special)
         } else {
@@ -133,7 +133,7 @@ impl Tokenizer {
     /// Text of each of `ids` (u32 little-endian) by itself.
     #[pyo3(signature = (ids, skip_special = true))]
     fn decode_each(&self, py: Python<'_>, ids: &[u8], skip_special: bool) -> PyResult<Vec<String>> {
-        let ids = parse_u32("ids", ids)?;
+        let ids = read_u32("ids", ids)?;
         let decode = |id: &u32| self.inner.decode(&[*id], skip_special);
         Ok(py.detach(|| ids.iter().map(decode).collect()))
     }
@@ -218,6 +218,67 @@ impl StreamOptions {
 #[pyclass(frozen, module = "dsserve._native")]
 pub struct StreamDecoder {
     table: Mutex<core::StreamTable>,
+    /// Memory of the last batch, for the next one.
+    spare: Mutex<Batch>,
+}
+
+/// One call's arguments and results.
+#[derive(Default)]
+struct Batch {
+    names: Vec<u64>,
+    offsets: Vec<u32>,
+    ids: Vec<u32>,
+    ends: Vec<core::StreamEnd>,
+    pieces: core::Pieces,
+}
+
+impl Batch {
+    fn read(
+        &mut self,
+        names: &[u8],
+        offsets: &[u8],
+        ids: &[u8],
+        ends: Option<&[u8]>,
+    ) -> PyResult<()> {
+        parse_u64("names", names, &mut self.names)?;
+        parse_u32("offsets", offsets, &mut self.offsets)?;
+        parse_u32("ids", ids, &mut self.ids)?;
+        self.ends.clear();
+        let ends = ends.unwrap_or_default().iter();
+        self.ends.extend(ends.map(|&code| stream_end(code)));
+        Ok(())
+    }
+
+    /// Pushes to the streams and forgets those that ended; returns the stops that were found.
+    fn push(&mut self, table: &mut core::StreamTable) -> PyResult<HashMap<usize, String>> {
+        let batch = core::TokenBatch {
+            names: &self.names,
+            offsets: &self.offsets,
+            ids: &self.ids,
+            ends: &self.ends,
+        };
+        table
+            .push_into(batch, &mut self.pieces)
+            .map_err(to_py_error)?;
+        let mut stops = HashMap::new();
+        for (index, (piece, &name)) in self.pieces.iter().zip(&self.names).enumerate() {
+            if piece.is_some_and(|piece| piece.stop.is_some()) {
+                let stop = table.stop_text(name).unwrap_or_default();
+                stops.insert(index, stop.to_owned());
+            }
+        }
+        for (&name, &end) in self.names.iter().zip(&self.ends) {
+            if end != core::StreamEnd::Open {
+                table.close(name);
+            }
+        }
+        Ok(stops)
+    }
+
+    fn counts(&self, count: fn(core::PieceRef<'_>) -> u32) -> Vec<u32> {
+        let pieces = self.pieces.iter();
+        pieces.map(|piece| piece.map_or(0, count)).collect()
+    }
 }
 
 #[pymethods]
@@ -227,6 +288,7 @@ impl StreamDecoder {
         let table = core::StreamTable::new(Arc::clone(tokenizer.inner.table()));
         Self {
             table: Mutex::new(table),
+            spare: Mutex::default(),
         }
     }
 
@@ -254,54 +316,23 @@ impl StreamDecoder {
         ids: &[u8],
         ends: Option<&[u8]>,
     ) -> PyResult<StepPieces> {
-        let names = parse_u64("names", names)?;
-        let offsets = parse_u32("offsets", offsets)?;
-        let ids = parse_u32("ids", ids)?;
-        let ends = ends.unwrap_or_default().iter();
-        let ends: Vec<core::StreamEnd> = ends.map(|&code| stream_end(code)).collect();
+        let mut batch = std::mem::take(&mut *lock(&self.spare)?);
+        batch.read(names, offsets, ids, ends)?;
         // The table is locked and unlocked inside, so nobody waits for it with the interpreter lock
         // held while its owner waits for the interpreter lock.
-        let push = || {
-            let mut table = self.lock()?;
-            let pieces = table
-                .push(core::TokenBatch {
-                    names: &names,
-                    offsets: &offsets,
-                    ids: &ids,
-                    ends: &ends,
-                })
-                .map_err(to_py_error)?;
-            let mut stops = HashMap::new();
-            for (index, piece) in pieces.iter().enumerate() {
-                if piece.as_ref().is_some_and(|piece| piece.stop.is_some()) {
-                    let stop = table.stop_text(names[index]).unwrap_or_default();
-                    stops.insert(index, stop.to_owned());
-                }
-            }
-            for (&name, &end) in names.iter().zip(&ends) {
-                if end != core::StreamEnd::Open {
-                    table.close(name);
-                }
-            }
-            Ok::<_, PyErr>((pieces, stops))
-        };
-        let is_short = ids.len() < DETACH_IDS && !self.lock()?.has_patterns();
-        let (pieces, stops) = if is_short { push()? } else { py.detach(push)? };
-        let count = |count: fn(&core::Piece) -> u32| -> Vec<u32> {
-            let pieces = pieces.iter();
-            pieces
-                .map(|piece| piece.as_ref().map_or(0, count))
-                .collect()
-        };
-        let texts = pieces
-            .iter()
-            .map(|piece| piece.as_ref().map(|piece| piece.text.as_str()));
-        Ok(StepPieces {
+        let mut push = || batch.push(&mut *self.lock()?);
+        let is_short = ids.len() < DETACH_IDS * 4 && !self.lock()?.has_patterns();
+        let stops = if is_short { push()? } else { py.detach(push)? };
+        let texts = batch.pieces.iter();
+        let texts = texts.map(|piece| piece.map(|piece| piece.text));
+        let pieces = StepPieces {
             texts: PyList::new(py, texts)?.unbind(),
             stops,
-            kept_tokens: count(|piece| piece.kept_tokens),
-            emitted_tokens: count(|piece| piece.emitted_tokens),
-        })
+            kept_tokens: batch.counts(|piece| piece.kept_tokens),
+            emitted_tokens: batch.counts(|piece| piece.emitted_tokens),
+        };
+        *lock(&self.spare)? = batch;
+        Ok(pieces)
     }
 
     /// Ends and forgets a stream; returns what it held back.
@@ -330,10 +361,14 @@ impl StreamDecoder {
 
 impl StreamDecoder {
     fn lock(&self) -> PyResult<MutexGuard<'_, core::StreamTable>> {
-        self.table
-            .lock()
-            .map_err(|_| PyRuntimeError::new_err("the stream table was left broken by a panic"))
+        lock(&self.table)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> PyResult<MutexGuard<'_, T>> {
+    mutex
+        .lock()
+        .map_err(|_| PyRuntimeError::new_err("the stream table was left broken by a panic"))
 }
 
 /// Places the ids of one stream in its text.
@@ -355,7 +390,7 @@ impl TokenAligner {
 
     /// (start byte, end byte, characters before) of each id (u32 little-endian).
     fn push(&mut self, ids: &[u8]) -> PyResult<Vec<(u64, u64, u64)>> {
-        let ids = parse_u32("ids", ids)?;
+        let ids = read_u32("ids", ids)?;
         let tokens = self.inner.push(&ids);
         let places = tokens
             .into_iter()
@@ -397,24 +432,33 @@ fn to_py_bytes<'py>(py: Python<'py>, ids: &[u32]) -> PyResult<Bound<'py, PyBytes
     })
 }
 
-fn parse_u32(name: &str, bytes: &[u8]) -> PyResult<Vec<u32>> {
+fn read_u32(name: &str, bytes: &[u8]) -> PyResult<Vec<u32>> {
+    let mut numbers = Vec::new();
+    parse_u32(name, bytes, &mut numbers)?;
+    Ok(numbers)
+}
+
+/// Overwrites `numbers`.
+fn parse_u32(name: &str, bytes: &[u8], numbers: &mut Vec<u32>) -> PyResult<()> {
     let chunks = bytes.chunks_exact(4);
     if !chunks.remainder().is_empty() {
         return Err(bad_length(name, 4, bytes.len()));
     }
-    Ok(chunks
-        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-        .collect())
+    numbers.clear();
+    numbers.extend(chunks.map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+    Ok(())
 }
 
-fn parse_u64(name: &str, bytes: &[u8]) -> PyResult<Vec<u64>> {
+/// Overwrites `numbers`.
+fn parse_u64(name: &str, bytes: &[u8], numbers: &mut Vec<u64>) -> PyResult<()> {
     let chunks = bytes.chunks_exact(8);
     if !chunks.remainder().is_empty() {
         return Err(bad_length(name, 8, bytes.len()));
     }
-    Ok(chunks
-        .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
-        .collect())
+    numbers.clear();
+    let number = |b: &[u8]| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
+    numbers.extend(chunks.map(number));
+    Ok(())
 }
 
 fn bad_length(name: &str, item: usize, len: usize) -> PyErr {

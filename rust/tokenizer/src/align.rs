@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 /// The place of one id in the text of its stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AlignedToken {
     /// The id.
     pub id: u32,
@@ -63,9 +64,8 @@ impl TokenAligner {
         ids.iter()
             .map(|&id| {
                 text.clear();
-                if !(self.skip_special && self.table.is_special(id)) {
-                    self.utf8.push(self.table.bytes(id), &mut text);
-                }
+                let bytes = self.table.shown(id, self.skip_special);
+                self.utf8.push(bytes, &mut text);
                 let first_char = self.num_chars;
                 AlignedToken {
                     id,

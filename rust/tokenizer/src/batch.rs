@@ -1,8 +1,9 @@
 //! Many streams by name, all of a step in one call.
 
-use crate::decode::{Piece, StreamOptions, TextStream};
+use crate::decode::{Counts, Piece, StreamOptions, TextStream};
 use crate::error::TokenizerError;
 use crate::fast::hash::mix;
+use crate::matcher::Stop;
 use crate::vocab::TokenTable;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -31,6 +32,72 @@ pub struct TokenBatch<'a> {
     pub ids: &'a [u32],
     /// One per stream; empty if all go on.
     pub ends: &'a [StreamEnd],
+}
+
+/// What the streams of one batch had to say, in its order. Used for the next batch again, it needs no
+/// new memory.
+#[derive(Debug, Clone, Default)]
+pub struct Pieces {
+    /// Of all streams, one after the other.
+    text: String,
+    /// Where the text of each stream ends; None where no stream has the name.
+    entries: Vec<(usize, Option<Counts>)>,
+}
+
+/// A [`Piece`] inside [`Pieces`]: what it says, with its text borrowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PieceRef<'a> {
+    /// As [`Piece::text`].
+    pub text: &'a str,
+    /// As [`Piece::stop`].
+    pub stop: Option<Stop>,
+    /// As [`Piece::kept_tokens`].
+    pub kept_tokens: u32,
+    /// As [`Piece::emitted_tokens`].
+    pub emitted_tokens: u32,
+}
+
+impl From<PieceRef<'_>> for Piece {
+    fn from(piece: PieceRef<'_>) -> Self {
+        Self {
+            text: piece.text.to_owned(),
+            stop: piece.stop,
+            kept_tokens: piece.kept_tokens,
+            emitted_tokens: piece.emitted_tokens,
+        }
+    }
+}
+
+impl Pieces {
+    /// One per name of the batch, None where no stream has the name.
+    #[must_use]
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Option<PieceRef<'_>>> {
+        let mut start = 0;
+        self.entries.iter().map(move |&(end, counts)| {
+            let text = &self.text[start..end];
+            start = end;
+            let counts = counts?;
+            Some(PieceRef {
+                text,
+                stop: counts.stop,
+                kept_tokens: counts.kept_tokens,
+                emitted_tokens: counts.emitted_tokens,
+            })
+        })
+    }
+
+    /// Number of names of the batch.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether the batch had no names.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
 }
 
 /// Open streams of one vocabulary, named by whoever opens them (request ids, say).
@@ -86,17 +153,36 @@ impl StreamTable {
     /// # Errors
     /// [`TokenizerError::BadOffsets`]; no stream was changed.
     pub fn push(&mut self, batch: TokenBatch<'_>) -> Result<Vec<Option<Piece>>, TokenizerError> {
+        let mut pieces = Pieces::default();
+        self.push_into(batch, &mut pieces)?;
+        Ok(pieces.iter().map(|piece| piece.map(Piece::from)).collect())
+    }
+
+    /// As [`Self::push`], with `pieces` overwritten: no memory is taken per stream.
+    ///
+    /// # Errors
+    /// [`TokenizerError::BadOffsets`]; no stream and no piece was changed.
+    pub fn push_into(
+        &mut self,
+        batch: TokenBatch<'_>,
+        pieces: &mut Pieces,
+    ) -> Result<(), TokenizerError> {
         check(&batch)?;
+        let Pieces { text, entries } = pieces;
+        text.clear();
+        entries.clear();
         let ends = batch.ends.iter().copied();
         let ends = ends.chain(std::iter::repeat(StreamEnd::Open));
-        let pieces = batch.names.iter().zip(batch.offsets.windows(2)).zip(ends);
-        Ok(pieces
-            .map(|((name, range), end)| {
-                let open = self.streams.get_mut(name)?;
+        let streams = batch.names.iter().zip(batch.offsets.windows(2)).zip(ends);
+        entries.extend(streams.map(|((name, range), end)| {
+            let counts = self.streams.get_mut(name).map(|open| {
                 let ids = &batch.ids[range[0] as usize..range[1] as usize];
-                Some(open.push(ids, end))
-            })
-            .collect())
+                open.push(ids, end, text);
+                open.stream.counts()
+            });
+            (text.len(), counts)
+        }));
+        Ok(())
     }
 
     /// Ends a stream; what it held back is in the piece. It stays (for [`Self::stop_text`]) until
@@ -144,21 +230,15 @@ impl StreamTable {
 }
 
 impl Open {
-    fn push(&mut self, ids: &[u32], end: StreamEnd) -> Piece {
-        let is_hidden = end == StreamEnd::StopToken && !self.shows_stop_token;
-        let mut piece = if is_hidden {
-            self.stream.push_stop_token(ids)
+    fn push(&mut self, ids: &[u32], end: StreamEnd, text: &mut String) {
+        if end == StreamEnd::StopToken && !self.shows_stop_token {
+            self.stream.push_stop_token_to(ids, text);
         } else {
-            self.stream.push(ids)
-        };
-        if end != StreamEnd::Open {
-            let tail = self.stream.finish();
-            piece = Piece {
-                text: piece.text + &tail.text,
-                ..tail
-            };
+            self.stream.push_to(ids, text);
         }
-        piece
+        if end != StreamEnd::Open {
+            self.stream.finish_to(text);
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub struct StreamOptions {
 
 /// What a stream has to say after some ids.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Piece {
     /// New text; what was given before plus this is a prefix of the final text.
     pub text: String,
@@ -67,160 +68,207 @@ pub struct Piece {
 #[derive(Debug)]
 pub struct TextStream {
     table: Arc<TokenTable>,
-    skip_special: bool,
-    include_stop: bool,
     utf8: Utf8Stream,
-    /// None: the text is given out as it comes.
-    matcher: Option<Matcher>,
-    stopped: Option<Stop>,
+    skip_special: bool,
     is_finished: bool,
+    num_tokens: u32,
+    /// Without stops: the latest ids, whose text ends in the character that is still incomplete.
+    open_ids: u32,
+    /// None: the text is given out as it comes.
+    stops: Option<Box<Stops>>,
+}
+
+/// What a stream with stops needs besides: in a box of its own, since most streams have none.
+#[derive(Debug)]
+struct Stops {
+    matcher: Matcher,
+    include_stop: bool,
+    stopped: Option<Stop>,
     /// Decoded text that may be the beginning of a stop.
     held: String,
-    num_tokens: u32,
     progress: Progress,
+}
+
+/// What a [`Piece`] says besides its text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts {
+    pub stop: Option<Stop>,
+    pub kept_tokens: u32,
+    pub emitted_tokens: u32,
 }
 
 impl TextStream {
     /// Starts a stream.
     #[must_use]
     pub fn new(table: Arc<TokenTable>, options: StreamOptions) -> Self {
+        let include_stop = options.include_stop;
+        let matcher = Matcher::new(options.stop, options.stop_regex);
         Self {
             table,
-            skip_special: options.skip_special,
-            include_stop: options.include_stop,
             utf8: Utf8Stream::default(),
-            matcher: Matcher::new(options.stop, options.stop_regex),
-            stopped: None,
+            skip_special: options.skip_special,
             is_finished: false,
-            held: String::new(),
             num_tokens: 0,
-            progress: Progress::default(),
+            open_ids: 0,
+            stops: matcher.map(|matcher| {
+                Box::new(Stops {
+                    matcher,
+                    include_stop,
+                    stopped: None,
+                    held: String::new(),
+                    progress: Progress::default(),
+                })
+            }),
         }
     }
 
     /// Takes the next ids. After a stop or the end ids are ignored and not counted.
     pub fn push(&mut self, ids: &[u32]) -> Piece {
         let mut text = String::new();
-        for &id in ids {
-            if self.is_over() {
-                break;
-            }
-            self.push_id(id, &mut text);
-        }
+        self.push_to(ids, &mut text);
         self.piece(text)
     }
 
     /// Takes the next ids, of which the last one gives no text: a token that stopped the generation.
     pub fn push_stop_token(&mut self, ids: &[u32]) -> Piece {
-        let Some((_, shown)) = ids.split_last() else {
-            return self.push(ids);
-        };
-        let mut piece = self.push(shown);
-        if !self.is_over() {
-            self.num_tokens += 1;
-            self.progress
-                .hidden(self.matcher.is_some(), !self.utf8.is_empty());
-            piece.kept_tokens = self.num_tokens;
-            piece.emitted_tokens = self.emitted_tokens();
-        }
-        piece
+        let mut text = String::new();
+        self.push_stop_token_to(ids, &mut text);
+        self.piece(text)
     }
 
     /// Ends the stream: gives out what was held back, an incomplete character as one U+FFFD.
     /// A second call gives nothing.
     pub fn finish(&mut self) -> Piece {
         let mut text = String::new();
-        if !self.is_over() {
-            self.is_finished = true;
-            let mut fresh = String::new();
-            self.utf8.finish(&mut fresh);
-            self.progress.decoded(&fresh, false, 0);
-            self.scan(&fresh, &mut text);
-            if self.stopped.is_none() {
-                text.push_str(&std::mem::take(&mut self.held));
-                self.progress.given(text.len());
-            }
-        }
+        self.finish_to(&mut text);
         self.piece(text)
     }
 
     /// The text of what stopped the stream: the stop string, or the pattern.
     #[must_use]
     pub fn stop_text(&self) -> Option<&str> {
-        self.matcher.as_ref()?.text(self.stopped?)
+        let stops = self.stops.as_ref()?;
+        stops.matcher.text(stops.stopped?)
+    }
+
+    /// As [`Self::push`], with the text appended to `text`.
+    pub(crate) fn push_to(&mut self, ids: &[u32], text: &mut String) {
+        for &id in ids {
+            if self.is_over() {
+                break;
+            }
+            self.push_id(id, text);
+        }
+    }
+
+    /// As [`Self::push_stop_token`], with the text appended to `text`.
+    pub(crate) fn push_stop_token_to(&mut self, ids: &[u32], text: &mut String) {
+        let Some((_, shown)) = ids.split_last() else {
+            return;
+        };
+        self.push_to(shown, text);
+        if self.is_over() {
+            return;
+        }
+        self.num_tokens += 1;
+        let is_open = !self.utf8.is_empty();
+        match &mut self.stops {
+            Some(stops) => stops.progress.hidden(is_open),
+            None => self.open_ids += u32::from(is_open),
+        }
+    }
+
+    /// As [`Self::finish`], with the text appended to `text`.
+    pub(crate) fn finish_to(&mut self, text: &mut String) {
+        if self.is_over() {
+            return;
+        }
+        self.is_finished = true;
+        if let Some(stops) = &mut self.stops {
+            let fresh_at = stops.held.len();
+            self.utf8.finish(&mut stops.held);
+            stops.scan(fresh_at, false, 0, text);
+            stops.release(text);
+        } else {
+            self.utf8.finish(text);
+            self.open_ids = 0;
+        }
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let (stop, waiting_ids) = match &self.stops {
+            Some(stops) if stops.stopped.is_some() => (stops.stopped, 0),
+            Some(stops) => (None, stops.progress.waiting_ids()),
+            None => (None, self.open_ids),
+        };
+        Counts {
+            stop,
+            kept_tokens: self.num_tokens,
+            emitted_tokens: self.num_tokens - waiting_ids,
+        }
+    }
+
+    fn piece(&self, text: String) -> Piece {
+        let counts = self.counts();
+        Piece {
+            text,
+            stop: counts.stop,
+            kept_tokens: counts.kept_tokens,
+            emitted_tokens: counts.emitted_tokens,
+        }
     }
 
     fn is_over(&self) -> bool {
-        self.is_finished || self.stopped.is_some()
+        self.is_finished || (self.stops.as_ref()).is_some_and(|stops| stops.stopped.is_some())
     }
 
     fn push_id(&mut self, id: u32, text: &mut String) {
         self.num_tokens += 1;
-        let is_skipped = self.skip_special && self.table.is_special(id);
-        let bytes = if is_skipped {
-            &[]
+        let bytes = self.table.shown(id, self.skip_special);
+        if let Some(stops) = &mut self.stops {
+            let fresh_at = stops.held.len();
+            self.utf8.push(bytes, &mut stops.held);
+            stops.scan(fresh_at, !self.utf8.is_empty(), 1, text);
         } else {
-            self.table.bytes(id)
-        };
-        if self.matcher.is_none() {
             let given = text.len();
             self.utf8.push(bytes, text);
             if text.len() > given {
-                self.progress.open_ids = 0;
+                self.open_ids = 0;
             }
-            self.progress.open_ids += u32::from(!self.utf8.is_empty());
-            return;
+            self.open_ids += u32::from(!self.utf8.is_empty());
         }
-        let mut fresh = String::new();
-        self.utf8.push(bytes, &mut fresh);
-        self.progress.decoded(&fresh, !self.utf8.is_empty(), 1);
-        let given = text.len();
-        self.scan(&fresh, text);
-        self.progress.given(text.len() - given);
     }
+}
 
-    /// Moves `held` + `fresh` to `text` as far as no stop can begin there any more.
-    fn scan(&mut self, fresh: &str, text: &mut String) {
-        let Some(matcher) = &mut self.matcher else {
-            text.push_str(fresh);
-            return;
-        };
-        let held_before = self.held.len();
-        self.held.push_str(fresh);
-        if let Some(found) = matcher.feed(fresh.as_bytes()) {
-            let end = held_before + found.end;
+impl Stops {
+    /// Looks at `held[fresh_at..]`, which `num_ids` more ids brought, leaving an incomplete character
+    /// if `is_open`; moves to `text` what no stop can begin in any more.
+    fn scan(&mut self, fresh_at: usize, is_open: bool, num_ids: u32, text: &mut String) {
+        let fresh = &self.held[fresh_at..];
+        self.progress.decoded(fresh, is_open, num_ids);
+        if let Some(found) = self.matcher.feed(fresh.as_bytes()) {
+            let end = fresh_at + found.end;
             // Only of a pattern's match the beginning may have been given out.
             let start = end.saturating_sub(found.len);
             let cut = if self.include_stop { end } else { start };
             text.push_str(&self.held[..cut]);
             self.held.clear();
             self.stopped = Some(found.stop);
-        } else {
-            let mut ready = self.held.len() - matcher.held_len().min(self.held.len());
-            while !self.held.is_char_boundary(ready) {
-                ready += 1;
-            }
-            text.push_str(&self.held[..ready]);
-            self.held.drain(..ready);
+            return;
         }
+        let mut ready = self.held.len() - self.matcher.held_len().min(self.held.len());
+        while !self.held.is_char_boundary(ready) {
+            ready += 1;
+        }
+        text.push_str(&self.held[..ready]);
+        self.held.drain(..ready);
+        self.progress.given(ready);
     }
 
-    fn piece(&self, text: String) -> Piece {
-        Piece {
-            text,
-            stop: self.stopped,
-            kept_tokens: self.num_tokens,
-            emitted_tokens: self.emitted_tokens(),
-        }
-    }
-
-    fn emitted_tokens(&self) -> u32 {
-        if self.stopped.is_some() {
-            self.num_tokens
-        } else if self.matcher.is_none() {
-            self.num_tokens - self.progress.open_ids
-        } else {
-            self.num_tokens - self.progress.waiting_ids()
-        }
+    /// Moves everything to `text`; after a stop there is nothing.
+    fn release(&mut self, text: &mut String) {
+        text.push_str(&self.held);
+        self.progress.given(self.held.len());
+        self.held.clear();
     }
 }

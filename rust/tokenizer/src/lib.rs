@@ -24,7 +24,7 @@ mod utf8;
 mod vocab;
 
 pub use align::{AlignedToken, TokenAligner};
-pub use batch::{StreamEnd, StreamTable, TokenBatch};
+pub use batch::{PieceRef, Pieces, StreamEnd, StreamTable, TokenBatch};
 pub use decode::{Piece, StreamOptions, TextStream};
 pub use encode::Tokenizer;
 pub use error::TokenizerError;

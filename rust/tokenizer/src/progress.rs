@@ -1,4 +1,4 @@
-//! Which ids of a stream still have text to come?
+//! Which ids of a stream with stops still have text to come?
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ pub(crate) struct Progress {
     /// How many ids `ends` counts.
     num_ended: u32,
     /// Latest ids, whose text ends in the character that is still incomplete.
-    pub(crate) open_ids: u32,
+    open_ids: u32,
 }
 
 impl Progress {
@@ -33,10 +33,10 @@ impl Progress {
     }
 
     /// Notes an id without text, after a character that is still incomplete if `is_open`.
-    pub(crate) fn hidden(&mut self, is_tracked: bool, is_open: bool) {
+    pub(crate) fn hidden(&mut self, is_open: bool) {
         if is_open {
             self.open_ids += 1;
-        } else if is_tracked && self.decoded_bytes > self.given_bytes {
+        } else if self.decoded_bytes > self.given_bytes {
             self.note_end(self.decoded_bytes, 1);
         }
     }

@@ -8,6 +8,9 @@ use tokenizers::DecoderWrapper;
 /// Ids from here on are taken for a damaged file rather than a vocabulary.
 const MAX_TOKENS: usize = 1 << 24;
 
+/// Longer spellings are kept apart from the entries.
+const MAX_INLINE_BYTES: usize = 14;
+
 /// The bytes of every id of a byte-level vocabulary, and which ids are special.
 ///
 /// Added tokens stand for their literal spelling. Ids outside the vocabulary (a model may have more
@@ -15,18 +18,31 @@ const MAX_TOKENS: usize = 1 << 24;
 /// that one odd id cannot end a stream or disturb others.
 #[derive(Debug)]
 pub struct TokenTable {
-    /// `bytes[ends[id - 1]..ends[id]]` belongs to `id`.
-    ends: Vec<u32>,
-    bytes: Vec<u8>,
-    is_special: Vec<bool>,
+    entries: Vec<Entry>,
+    /// The long spellings.
+    long: Vec<u8>,
 }
+
+/// One id, within one line of the processor's cache: streams look up ids from all over the vocabulary.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(align(16))]
+struct Entry {
+    /// The spelling; of a long one its start and its length in `TokenTable::long`, four bytes each.
+    bytes: [u8; MAX_INLINE_BYTES],
+    /// Bytes in use, or `LONG`.
+    len: u8,
+    is_special: bool,
+}
+
+/// The `len` of an entry whose spelling is kept apart.
+const LONG: u8 = u8::MAX;
 
 impl TokenTable {
     /// Builds the table of a tokenizer.
     ///
     /// # Errors
     /// [`TokenizerError::Parse`] if its decoder is not byte-level or its ids are out of proportion.
-    pub fn build(hf: &tokenizers::Tokenizer, path: &Path) -> Result<Self, TokenizerError> {
+    pub(crate) fn build(hf: &tokenizers::Tokenizer, path: &Path) -> Result<Self, TokenizerError> {
         let bad = |reason: String| TokenizerError::Parse {
             path: path.to_path_buf(),
             reason,
@@ -49,60 +65,91 @@ impl TokenTable {
             return Err(bad(format!("it has an id of {}", len - 1)));
         }
         let mut table = Self {
-            ends: Vec::with_capacity(len),
-            bytes: Vec::new(),
-            is_special: vec![false; len],
+            entries: vec![Entry::default(); len],
+            long: Vec::new(),
         };
         let mut entries = spellings.into_iter().peekable();
         while let Some((id, spelling, is_special)) = entries.next() {
             if entries.peek().is_some_and(|(next, ..)| *next == id) {
                 continue;
             }
-            let end = to_u32(table.bytes.len()).ok_or_else(|| bad("it is too large".to_owned()))?;
-            table.ends.resize(id as usize, end);
-            table.bytes.extend_from_slice(&spelling);
-            let end = to_u32(table.bytes.len()).ok_or_else(|| bad("it is too large".to_owned()))?;
-            table.ends.push(end);
-            table.is_special[id as usize] = is_special;
+            let entry = table.entry(&spelling, is_special);
+            table.entries[id as usize] = entry.ok_or_else(|| bad("it is too large".to_owned()))?;
         }
         Ok(table)
+    }
+
+    /// The entry of a spelling; None if the table would be too large.
+    fn entry(&mut self, spelling: &[u8], is_special: bool) -> Option<Entry> {
+        let mut bytes = [0; MAX_INLINE_BYTES];
+        if let Some(inline) = bytes.get_mut(..spelling.len()) {
+            inline.copy_from_slice(spelling);
+            return Some(Entry {
+                bytes,
+                len: u8::try_from(spelling.len()).ok()?,
+                is_special,
+            });
+        }
+        bytes[..4].copy_from_slice(&to_u32(self.long.len())?.to_le_bytes());
+        bytes[4..8].copy_from_slice(&to_u32(spelling.len())?.to_le_bytes());
+        self.long.extend_from_slice(spelling);
+        Some(Entry {
+            bytes,
+            len: LONG,
+            is_special,
+        })
     }
 
     /// Largest id plus one; gaps below it stand for nothing.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.entries.len()
     }
 
     /// Whether there is no id at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.entries.is_empty()
     }
 
     /// The bytes of `id`, empty outside the vocabulary.
     #[must_use]
     pub fn bytes(&self, id: u32) -> &[u8] {
-        let id = id as usize;
-        let Some(&end) = self.ends.get(id) else {
-            return &[];
-        };
-        let start = if id == 0 { 0 } else { self.ends[id - 1] };
-        &self.bytes[start as usize..end as usize]
+        match self.entries.get(id as usize) {
+            Some(entry) => self.spelling(entry),
+            None => &[],
+        }
+    }
+
+    /// The bytes of `id`, none if they would be hidden.
+    pub(crate) fn shown(&self, id: u32, skip_special: bool) -> &[u8] {
+        match self.entries.get(id as usize) {
+            Some(entry) if !(skip_special && entry.is_special) => self.spelling(entry),
+            _ => &[],
+        }
+    }
+
+    fn spelling<'a>(&'a self, entry: &'a Entry) -> &'a [u8] {
+        if entry.len != LONG {
+            return &entry.bytes[..usize::from(entry.len)];
+        }
+        let start = from_le_bytes(&entry.bytes[..4]);
+        &self.long[start..start + from_le_bytes(&entry.bytes[4..8])]
     }
 
     /// Whether `id` is a special token.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
-        self.is_special.get(id as usize).copied().unwrap_or(false)
+        let entry = self.entries.get(id as usize);
+        entry.is_some_and(|entry| entry.is_special)
     }
 
     /// All special ids, ascending.
     #[must_use]
     pub fn special_ids(&self) -> Vec<u32> {
         (0u32..)
-            .zip(&self.is_special)
-            .filter_map(|(id, &is_special)| is_special.then_some(id))
+            .zip(&self.entries)
+            .filter_map(|(id, entry)| entry.is_special.then_some(id))
             .collect()
     }
 
@@ -111,12 +158,15 @@ impl TokenTable {
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::with_capacity(ids.len() * 4);
         for &id in ids {
-            if !(skip_special && self.is_special(id)) {
-                bytes.extend_from_slice(self.bytes(id));
-            }
+            bytes.extend_from_slice(self.shown(id, skip_special));
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
+}
+
+fn from_le_bytes(bytes: &[u8]) -> usize {
+    let join = |number, &byte| number << 8 | usize::from(byte);
+    bytes.iter().rev().fold(0, join)
 }
 
 fn to_u32(value: usize) -> Option<u32> {

@@ -4,8 +4,8 @@
 mod common;
 
 use dsserve_tokenizer::{
-    Piece, StopSet, StreamEnd, StreamOptions, StreamTable, TextStream, TokenBatch, Tokenizer,
-    TokenizerError,
+    Piece, Pieces, StopSet, StreamEnd, StreamOptions, StreamTable, TextStream, TokenBatch,
+    Tokenizer, TokenizerError,
 };
 use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
@@ -32,11 +32,9 @@ fn push_alone(stream: &mut TextStream, ids: &[u32], end: StreamEnd) -> Piece {
     if end == StreamEnd::Open {
         return piece;
     }
-    let tail = stream.finish();
-    Piece {
-        text: piece.text + &tail.text,
-        ..tail
-    }
+    let mut tail = stream.finish();
+    tail.text.insert_str(0, &piece.text);
+    tail
 }
 
 fn end() -> impl Strategy<Value = StreamEnd> {
@@ -60,7 +58,8 @@ fn check(steps: Vec<Vec<(u64, Vec<u32>, StreamEnd)>>) -> Result<(), TestCaseErro
         table.open(name, options()).unwrap();
         alone.push(TextStream::new(Arc::clone(TOKENIZER.table()), options()));
     }
-    for step in steps {
+    let mut pieces = Pieces::default();
+    for (number, step) in steps.into_iter().enumerate() {
         let names: Vec<u64> = step.iter().map(|(name, ..)| *name).collect();
         let ids: Vec<u32> = step.iter().flat_map(|(_, ids, _)| ids.clone()).collect();
         let ends: Vec<StreamEnd> = step.iter().map(|(.., end)| *end).collect();
@@ -74,7 +73,15 @@ fn check(steps: Vec<Vec<(u64, Vec<u32>, StreamEnd)>>) -> Result<(), TestCaseErro
             ids: &ids,
             ends: &ends,
         };
-        let pieces = table.push(batch).unwrap();
+        // Both ways to push, in turns, on the same streams.
+        let given: Vec<Option<Piece>> = if number % 2 == 0 {
+            table.push(batch).unwrap()
+        } else {
+            table.push_into(batch, &mut pieces).unwrap();
+            prop_assert_eq!(pieces.len(), names.len());
+            prop_assert_eq!(pieces.is_empty(), names.is_empty());
+            pieces.iter().map(|piece| piece.map(Piece::from)).collect()
+        };
         let expected: Vec<_> = step
             .iter()
             .map(|(name, ids, end)| {
@@ -82,7 +89,7 @@ fn check(steps: Vec<Vec<(u64, Vec<u32>, StreamEnd)>>) -> Result<(), TestCaseErro
                 Some(push_alone(stream, ids, *end))
             })
             .collect();
-        prop_assert_eq!(pieces, expected);
+        prop_assert_eq!(given, expected);
     }
     for (name, stream) in (0..).zip(&mut alone) {
         prop_assert_eq!(table.finish(name).unwrap(), stream.finish());

@@ -1,4 +1,6 @@
-//! Hashes for tables inside the process; not for data that is kept, and not keyed.
+//! Hashes for tables inside the process; not for data that is kept.
+
+use std::hash::{BuildHasher, RandomState};
 
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -6,6 +8,33 @@ const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 pub(crate) fn mix(value: u64) -> u64 {
     let product = u128::from(value ^ MULTIPLIER) * u128::from(MULTIPLIER);
     fold(product)
+}
+
+/// A hash of words that users choose: which of them collide cannot be told without the key.
+#[derive(Clone, Copy)]
+pub(crate) struct Key {
+    start: u64,
+    multiplier: u64,
+}
+
+impl Key {
+    pub(crate) fn random() -> Self {
+        let random = RandomState::new();
+        Self {
+            start: random.hash_one(0u64),
+            multiplier: random.hash_one(1u64) | 1,
+        }
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "only the low bits of the hash choose a slot"
+    )]
+    pub(crate) fn hash(self, words: &[u64]) -> usize {
+        let step =
+            |state, &word: &u64| fold(u128::from(state ^ word) * u128::from(self.multiplier));
+        words.iter().fold(self.start, step) as usize
+    }
 }
 
 /// The hash of a byte string, eight bytes at a time.

@@ -4,7 +4,7 @@
 //! the entries that are used most lie side by side, and in the nearest caches. When the cache is full it
 //! starts anew.
 
-use super::hash::mix;
+use super::hash::Key;
 use std::ops::Range;
 
 /// Longer words, and words of more ids, are not kept.
@@ -27,6 +27,9 @@ pub(crate) struct WordCache {
 
 /// Words of up to 8 * `WORDS` - 1 bytes and `IDS` ids.
 struct Table<const WORDS: usize, const IDS: usize> {
+    /// Chosen at random: nobody can prepare words that collide, which would make each look-up a walk
+    /// past all of them.
+    hash_key: Key,
     /// The entries used last, by hash: a copy that fits the nearest cache.
     hot: Vec<Entry<WORDS, IDS>>,
     /// Index of an entry plus one, by hash; open addressing.
@@ -37,6 +40,7 @@ struct Table<const WORDS: usize, const IDS: usize> {
 impl<const WORDS: usize, const IDS: usize> Default for Table<WORDS, IDS> {
     fn default() -> Self {
         Self {
+            hash_key: Key::random(),
             hot: Vec::new(),
             slots: Vec::new(),
             entries: Vec::new(),
@@ -104,7 +108,7 @@ impl<const WORDS: usize, const IDS: usize> Table<WORDS, IDS> {
             };
             self.hot.resize(NUM_HOT, empty);
         }
-        let hash = hash(&key);
+        let hash = self.hash_key.hash(&key);
         let hot = &mut self.hot[hash % NUM_HOT];
         if hot.key == key {
             hot.write(out);
@@ -176,14 +180,6 @@ const MASKS: [u64; 9] = [
     u64::MAX,
 ];
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "only the low bits of the hash choose a slot"
-)]
-fn hash<const WORDS: usize>(key: &[u64; WORDS]) -> usize {
-    key.iter().fold(0, |state, &value| mix(state ^ value)) as usize
-}
-
 fn to_u32(len: usize) -> u32 {
     u32::try_from(len).expect("the cache is small")
 }
@@ -238,6 +234,21 @@ mod tests {
             }
             assert_eq!(calls, num_calls, "{word}");
         }
+    }
+
+    /// Words that share a slot in one table are spread in another.
+    #[test]
+    fn which_words_collide_differs_from_cache_to_cache() {
+        let [first, second] = [Key::random(), Key::random()];
+        let slots = MAX_SHORT_WORDS * 2;
+        let words = (0..400_000u32).map(|number| {
+            let word = format!(" {number:07}");
+            key::<2>(word.as_bytes(), &(0..word.len()))
+        });
+        let colliding: Vec<_> = words.filter(|key| first.hash(key) % slots < 64).collect();
+        assert!(colliding.len() > 200);
+        let near = |key: &&[u64; 2]| second.hash(*key) % slots < 64;
+        assert!(colliding.iter().filter(near).count() < 20);
     }
 
     #[test]
