@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ Array = NDArray[np.int64]
     MAX_LEN,
 ) = range(9)
 
+#: `history_ids` of rows behind ids that the device has.
+FROM_RING = -2
+
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
@@ -48,6 +51,7 @@ class PlanView:
     cu_seqlens: Array
     start_position: Array
     tail_len: Array
+    draft_len: Array
     window_floor: Array
     write_floor: Array
     tail_floor: Array
@@ -75,6 +79,7 @@ class PlanView:
             cu_seqlens=part("cu_seqlens", requests + 1),
             start_position=part("start_position", requests),
             tail_len=part("tail_len", requests),
+            draft_len=part("draft_len", requests),
             window_floor=part("window_floor", requests),
             write_floor=part("write_floor", requests),
             tail_floor=part("tail_floor", requests),
@@ -90,6 +95,12 @@ class PlanView:
     def num_requests(self) -> int:
         """B."""
         return len(self.request_slot)
+
+    @property
+    def continues(self) -> NDArray[np.bool_]:
+        """[B] whether the request's rows continue its output: the ids before them are in the device's token ring."""
+        continues: NDArray[np.bool_] = self.history_ids[:, 0] == FROM_RING
+        return continues
 
     @property
     def row_request(self) -> Array:
@@ -124,8 +135,7 @@ class BatchBuilder:
             plan: The plan.
             all_logits: Logits for every row of the decoder half instead of the sampled ones (parity tool).
         """
-        deltas = plan.page_deltas
-        self._page_table[deltas[:, 0], deltas[:, 1]] = deltas[:, 2]
+        self.write_pages(plan)
         lengths = np.diff(plan.cu_seqlens)
         end = plan.start_position + lengths
         encoder_rows = _Rows(plan.start_position, lengths, plan.window_floor, plan.request_slot)
@@ -168,6 +178,11 @@ class BatchBuilder:
             ),
         )
 
+    def write_pages(self, plan: PlanView) -> None:
+        """Apply the page-table changes of a plan; `build` does it by itself."""
+        deltas = plan.page_deltas
+        self._page_table[deltas[:, 0], deltas[:, 1]] = deltas[:, 2]
+
     def _row_set(self, rows: _Rows) -> RowSet:
         """Window keys of each row: k in [max(floor, p - W + 1), p], from the ring before `start`, else from the step."""
         window, ring = self._window, self._layout.window_ring_rows
@@ -195,7 +210,7 @@ class BatchBuilder:
             num_visible={ratio: _tensor((rows.position + 1) // ratio) for ratio in self._ratios},
         )
 
-    def _token_indices(self, plan: PlanView, rows: _Rows, end: Array) -> dict[str, Tensor]:
+    def _token_indices(self, plan: PlanView, rows: _Rows, end: Array) -> dict[str, Any]:
         """Where ids come from and which go to the token ring."""
         request, position = rows.request, rows.position
         ring_base = plan.request_slot[request] * TOKEN_RING
