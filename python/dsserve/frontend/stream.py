@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 from dsserve.errors import DsserveError
@@ -71,7 +71,7 @@ class RequestStream:
             if self._pending is not None:
                 delta, self._pending = self._pending, None
                 if delta.text is not None and len(self._texts) > 1:
-                    delta.text = replace(delta.text, text="".join(self._texts))
+                    delta.text = delta.text._replace(text="".join(self._texts))
                 self._texts.clear()
                 return delta
             if self._error is not None:
