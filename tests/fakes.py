@@ -173,6 +173,9 @@ class StubWorker:
     def release(self, request_ids: Sequence[int]) -> None:
         self.events.append(f"release {list(request_ids)}")
 
+    def totals(self) -> dict[str, Any]:
+        return {}
+
     def close(self) -> None:
         self.events.append("close")
 

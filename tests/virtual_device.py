@@ -8,7 +8,7 @@ So a trace shows what the loop's order makes of the device's time, and nothing e
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -99,6 +99,9 @@ class VirtualDevice:
 
     def buffer_sets(self) -> list[PlanBuffers]:
         return self._sets
+
+    def totals(self) -> dict[str, Any]:
+        return {}
 
     def admit(self, requests: Sequence[AdmittedRequest]) -> None:
         self.outputs |= {request.request_id: 0 for request in requests}

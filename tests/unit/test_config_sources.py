@@ -176,11 +176,43 @@ def test_what_kubernetes_sets_for_a_service_called_dsserve_does_not_become_the_p
     assert loaded.notices == ("variable DSSERVE_PORT looks set by Kubernetes and is ignored",)
 
 
-def test_engram_variables_of_sglang_map_to_the_placement_or_are_refused():
-    host = load_config({}, {"SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "1"})
-    assert host.config.engram_placement == "host"
-    assert any("--engram-placement host" in notice for notice in host.notices)
-    with pytest.raises(ConfigError, match=r"--engram-placement sharded.*does not work yet"):
-        load_config({}, {"SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "1"})
-    off = load_config({}, {"SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "0"})
+@pytest.mark.parametrize(
+    ("variable", "placement"),
+    [
+        ("SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE", "host"),
+        ("SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS", "sharded"),
+    ],
+)
+def test_engram_variables_of_sglang_map_to_the_placement(variable, placement):
+    mapped = load_config({}, {variable: "1"})
+    assert mapped.config.engram_placement == placement
+    assert mapped.sources["engram_placement"] == variable
+    assert f"{variable} stands for --engram-placement {placement}" in mapped.notices
+    off = load_config({}, {variable: "0"})
+    assert off.config.engram_placement == "auto"
     assert off.notices == ()
+
+
+def test_flags_and_our_own_variable_beat_the_engram_variables_of_sglang():
+    theirs = {"SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "1"}
+    by_flag = load_config({"engram_placement": "host"}, theirs)
+    assert by_flag.config.engram_placement == "host"
+    by_variable = load_config({}, {**theirs, "DSSERVE_ENGRAM_PLACEMENT": "device"})
+    assert by_variable.config.engram_placement == "device"
+
+
+def test_two_engram_variables_of_sglang_contradict_each_other():
+    with pytest.raises(ConfigError, match="two placements"):
+        load_config(
+            {},
+            {
+                "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "1",
+                "SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "1",
+            },
+        )
+
+
+def test_the_layout_variable_of_sglang_is_known_to_have_no_effect():
+    loaded = load_config({}, {"SGLANG_DSV41_ENGRAM_HOST_TABLE_LAYOUT": "interleave"})
+    assert loaded.config.engram_placement == "auto"
+    assert any("HOST_TABLE_LAYOUT has no effect" in notice for notice in loaded.notices)

@@ -24,8 +24,8 @@ _PARSER_NAMES = ("auto", "deepseek-v41", "deepseekv41")
 def resolve(config: ServerConfig, model: ModelConfig) -> ServerConfig:
     """Return `config` with every automatic value decided.
 
-    Decided are: tokenizer path, served model name, context length, page size, chunk size, device, both
-    replays, the speculative algorithm and the parsers. `model_path` must be set already.
+    Decided are: tokenizer path, served model name, context length, page size, chunk size, device, Engram
+    placement, both replays, the speculative algorithm and the parsers. `model_path` must be set already.
 
     Raises:
         ConfigError: If a value does not go with the model, naming the flag and the remedy.
@@ -40,6 +40,7 @@ def resolve(config: ServerConfig, model: ModelConfig) -> ServerConfig:
         page_size=page_size,
         chunked_prefill_size=config.chunked_prefill_size or _default_chunk(model, page_size),
         device="cpu" if config.device == "auto" else config.device,
+        engram_placement="device" if config.engram_placement == "auto" else config.engram_placement,
         enable_encoder_swa_bounded_replay=config.enable_encoder_swa_bounded_replay is not False,
         enable_decoder_swa_bounded_replay=config.enable_decoder_swa_bounded_replay is not False,
         speculative_algorithm=(
@@ -87,11 +88,33 @@ def _check(config: ServerConfig, model: ModelConfig) -> None:
             "lower it",
             param="--context-length",
         )
+    _check_engram(config, model)
     tokens = config.max_total_tokens
     if tokens is not None and tokens < page:
         raise ConfigError(
             f"--max-total-tokens {tokens}: holds no page of {page} tokens; raise it or lower --page-size",
             param="--max-total-tokens",
+        )
+
+
+def _check_engram(config: ServerConfig, model: ModelConfig) -> None:
+    placement = config.engram_placement
+    if placement == "device":
+        if config.engram_cache_size:
+            raise ConfigError(
+                f"--engram-cache-size {config.engram_cache_size}: with --engram-placement device every row is on the "
+                "device; leave the cache off, or use host or sharded",
+                param="--engram-cache-size",
+            )
+    elif not model.engram_layer_ids:
+        raise ConfigError(
+            f"--engram-placement {placement}: the model has no Engram tables; leave the flag out",
+            param="--engram-placement",
+        )
+    elif config.device != "cpu":
+        raise ConfigError(
+            f"--engram-placement {placement}: does not work yet with --device {config.device}; use device",
+            param="--engram-placement",
         )
 
 

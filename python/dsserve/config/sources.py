@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 #: Variables that Kubernetes sets for a service called "dsserve"; they are no settings.
 _KUBERNETES = re.compile(r"DSSERVE_(SERVICE_(HOST|PORT).*|PORT_\d+_(TCP|UDP).*)")
-_ENGRAM_HOST = "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE"
-_ENGRAM_SHARDS = "SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS"
+#: Switches of SGLang -> the value of `--engram-placement` they stand for.
+_ENGRAM_VARIABLES = {
+    "SGLANG_ENABLE_DSV41_ENGRAM_HOST_TABLE": "host",
+    "SGLANG_OPT_DSV41_ENGRAM_PEER_SHARDS": "sharded",
+}
+_ENGRAM_LAYOUT = "SGLANG_DSV41_ENGRAM_HOST_TABLE_LAYOUT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,15 @@ def load_config(given: Mapping[str, Any], variables: Mapping[str, str]) -> Loade
     Raises:
         ConfigError: For the first wrong, unknown or not yet working setting.
     """
-    notices = list(_foreign_variables(variables))
+    notices: list[str] = []
     flags = {flag.name: flag for flag in all_flags()}
     from_flags = [
         _Setting(flags[name], raw, _spelling_used(flags[name], raw)) for name, raw in given.items()
     ]
-    from_variables = list(_variable_settings(variables, notices))
+    from_variables = [
+        *_engram_settings(variables, notices),
+        *_variable_settings(variables, notices),
+    ]
     path = _value_of("config", from_flags) or _value_of("config", from_variables)
     from_file = list(_file_settings(Path(path))) if path else []
 
@@ -192,16 +199,24 @@ def _file_settings(path: Path) -> Iterator[_Setting]:
         yield _Setting(flag, raw, f"{key} in {path}", polarity)
 
 
-def _foreign_variables(variables: Mapping[str, str]) -> Iterator[str]:
-    """Judge the Engram variables of SGLang, which stand for `--engram-placement`."""
-    if _is_set(variables, _ENGRAM_SHARDS):
+def _engram_settings(variables: Mapping[str, str], notices: list[str]) -> Iterator[_Setting]:
+    """Map the Engram variables of SGLang to `--engram-placement`, which beats them, as does its own variable."""
+    chosen = {
+        name: placement for name, placement in _ENGRAM_VARIABLES.items() if _is_set(variables, name)
+    }
+    if len(chosen) > 1:
         raise ConfigError(
-            f"{_ENGRAM_SHARDS} stands for --engram-placement sharded, which is known but does not work yet "
-            "in this version; unset it",
-            param=_ENGRAM_SHARDS,
+            f"{' and '.join(chosen)} name two placements of the Engram tables; unset one of them",
+            param=next(iter(chosen)),
         )
-    if _is_set(variables, _ENGRAM_HOST):
-        yield f"{_ENGRAM_HOST} stands for --engram-placement host, which is what this version does anyway"
+    for name, placement in chosen.items():
+        notices.append(f"{name} stands for --engram-placement {placement}")
+        flag = next(flag for flag in all_flags() if flag.name == "engram_placement")
+        yield _Setting(flag, placement, name)
+    if variables.get(_ENGRAM_LAYOUT):
+        notices.append(
+            f"{_ENGRAM_LAYOUT} has no effect: the host placement always keeps one copy per node"
+        )
 
 
 def _is_set(variables: Mapping[str, str], name: str) -> bool:

@@ -241,7 +241,7 @@ class StepLoop:
         since_s = self.progress.step_since_s
         self.progress.snapshot = self.describe(num_steps=8)
         stats = {**self._levels(), **self.progress.snapshot["stats"]}
-        stats |= self._recorder.totals()
+        stats |= self._recorder.totals() | self._worker.totals()
         stats["pools"] = self.progress.snapshot["pools"]
         self._outbox.try_send(
             wire.Heartbeat(

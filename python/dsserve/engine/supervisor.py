@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dsserve.engram.shared import folder_name, remove_folder, sweep
 from dsserve.errors import ConfigError
 from dsserve.protocol import engine as wire
 
@@ -80,7 +81,11 @@ class EngineSupervisor:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Start `python -m dsserve.engine`. Its log goes to this process's stderr."""
+        """Start `python -m dsserve.engine`. Its log goes to this process's stderr.
+
+        Shared memory of servers that died without a word is removed first.
+        """
+        sweep()
         path = self.ipc_dir / CONFIG_FILE
         path.write_bytes(msgspec.json.encode(self._engine_config()))
         self._process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child has started
@@ -104,7 +109,7 @@ class EngineSupervisor:
             self._process.kill()
 
     async def stop(self, *, timeout_s: float) -> None:
-        """End the process and remove the socket directory. A second call does nothing.
+        """End the process; remove the socket directory and shared memory. A second call does nothing.
 
         Args:
             timeout_s: How long a process that was asked to shut down by message may take; then it
@@ -123,6 +128,7 @@ class EngineSupervisor:
                     await self._ended.wait()
         if self._watcher is not None:
             self._watcher.join()
+        remove_folder(folder_name(self.ipc_dir))
         shutil.rmtree(self.ipc_dir, ignore_errors=True)
 
     def _engine_config(self) -> wire.EngineConfig:

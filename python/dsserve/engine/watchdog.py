@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from dsserve.engram.shared import folder_name, remove_folder
 from dsserve.protocol.engine import ExitCode
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Watchdog:
         Args:
             timeout_s: A step, or a pass of the loop, that takes longer is stuck.
             parent_pid: The API process; 0 if nobody started this one.
-            ipc_dir: Removed when the API process is gone, which would have removed it.
+            ipc_dir: Removed with the server's shared memory when the API process is gone, which would have done it.
             clock: Seconds, the same as the loop's.
             get_parent: Returns the id of the parent process.
             end_process: Ends the process at once with an exit code.
@@ -123,6 +124,7 @@ class Watchdog:
             logger.critical("state at the last heartbeat: %s", state)
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         if code is ExitCode.ORPHANED:
+            remove_folder(folder_name(self._ipc_dir))
             shutil.rmtree(self._ipc_dir, ignore_errors=True)
         logging.shutdown()
         self._end_process(code)

@@ -95,8 +95,7 @@ def open_tables(
         ConfigError: The tables take more memory than they may, or another rank could not load its part.
         EngramPeerLost: Another rank died.
     """
-    if options.rank == 0:
-        check_memory(shapes, options, root=root)
+    check_memory(shapes, options, root=root)
     stats = EngramStats(options.placement)
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(options, root, timeout_s))
@@ -133,11 +132,13 @@ def memory_needed(shapes: list[TableShape], options: EngramOptions) -> int:
 def check_memory(
     shapes: list[TableShape], options: EngramOptions, *, root: Path | None = None
 ) -> None:
-    """Refuse tables that do not fit, before anything of them is read.
+    """Refuse tables that do not fit, before anything of them is read; rank 0 speaks for all.
 
     Raises:
         ConfigError: With the number of bytes needed.
     """
+    if options.rank != 0:
+        return  # what is free then depends on how far the others are
     needed = memory_needed(shapes, options)
     allowed, reason = options.memory_limit, "--engram-memory-limit allows"
     if allowed is None:

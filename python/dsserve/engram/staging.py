@@ -88,7 +88,6 @@ class Stager:
     def _fetch(self, table: int, rows: NDArray[np.int64]) -> FetchedRows:
         # Ascending rows are read faster than scattered ones, and a row that many tokens want is read once.
         distinct, index = np.unique(rows, return_inverse=True)
-        self._stats.rows += rows.size
         self._stats.distinct_rows += len(distinct)
         if self._cache is not None:
             codes, scales = self._cache.read(table, distinct)

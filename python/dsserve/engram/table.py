@@ -92,7 +92,7 @@ class EngramStats:
 
     Attributes:
         placement: Where the tables lie.
-        rows: Rows that tokens asked for (columns times tokens, for every table).
+        rows: Rows that planned steps ask for (columns of all tables, for every token).
         distinct_rows: Rows left once those that several tokens of a step ask for are counted once.
         cache_hits: Distinct rows that lay in the hot-row cache before the step asked.
         cache_misses: Distinct rows that did not.

@@ -175,6 +175,7 @@ class _EngineSeries:
         self._stages = metrics.counter(
             "scheduler_stage_seconds", "Seconds the step loop spent, by stage.", "stage"
         )
+        self._engram = _EngramSeries(metrics)
         self._summaries = _SummaryCollector(self._constant)
         metrics.registry.register(self._summaries)
         self._counters: dict[str, Any] = {}
@@ -203,6 +204,7 @@ class _EngineSeries:
         for stage, seconds in stats.get("scheduler_stage_seconds", {}).items():
             counter = self._stages.labels(**self._constant, stage=stage)
             self._advance(f"stage {stage}", counter, float(seconds))
+        self._engram.update(stats.get("engram", {}))
         self._summaries.stats = stats
 
     def _advance(self, key: str, counter: Any, total: float) -> None:
@@ -220,6 +222,40 @@ class _EngineSeries:
         if name == "full" and pool.get("capacity"):
             idle = pool.get("free", 0) + pool.get("evictable", 0)
             self._token_usage.set(1.0 - idle / pool["capacity"])
+
+
+class _EngramSeries:
+    """Look-ups of Engram rows; the cache's hit rate is hits over both results."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._constant = metrics.constant_labels
+        self._rows = metrics.counter(
+            "engram_rows", "Engram rows that steps looked up.", "placement"
+        )
+        self._cache_rows = metrics.counter(
+            "engram_cache_rows",
+            "Distinct Engram rows of each step, by whether the hot-row cache held them before it.",
+            "result",
+        )
+        self._peer_bytes = metrics.counter(
+            "engram_peer_bytes", "Bytes of Engram rows read from the parts of other ranks."
+        )
+        self._totals: dict[str, float] = {}
+
+    def update(self, totals: Mapping[str, Any]) -> None:
+        if not totals:
+            return
+        placement = str(totals["placement"])
+        self._advance("rows", self._rows.labels(**self._constant, placement=placement), totals)
+        for key, result in (("cache_hits", "hit"), ("cache_misses", "miss")):
+            self._advance(key, self._cache_rows.labels(**self._constant, result=result), totals)
+        self._advance("peer_bytes", self._peer_bytes, totals)
+
+    def _advance(self, key: str, counter: Any, totals: Mapping[str, Any]) -> None:
+        increase = float(totals[key]) - self._totals.get(key, 0.0)
+        self._totals[key] = float(totals[key])
+        if increase > 0:
+            counter.inc(increase)
 
 
 class _SummaryCollector(Collector):
@@ -241,6 +277,7 @@ class _SummaryCollector(Collector):
             family.add_metric(values, count_value=total["count"], sum_value=total["sum"])
         yield family
         yield self._host_gaps()
+        yield self._engram_reads()
         family = SummaryMetricFamily(
             f"{_PREFIX}_queue_time_seconds", "From arrival to first admission.", labels=_LABELS
         )
@@ -251,6 +288,22 @@ class _SummaryCollector(Collector):
                 sum_value=self.stats["queue_time_us_total"] * 1e-6,
             )
         yield family
+
+    def _engram_reads(self) -> SummaryMetricFamily:
+        """Time of the staging thread in tables that are not in the device's memory."""
+        family = SummaryMetricFamily(
+            f"{_PREFIX}_engram_host_read_seconds",
+            "Seconds of the look-ups that went to an Engram table in host memory.",
+            labels=_LABELS,
+        )
+        totals = self.stats.get("engram", {})
+        if totals.get("reads"):
+            family.add_metric(
+                list(self._constant.values()),
+                count_value=totals["reads"],
+                sum_value=totals["read_s"],
+            )
+        return family
 
     def _host_gaps(self) -> HistogramMetricFamily:
         """The host's time on the critical path of each step: what the device waited for it."""

@@ -83,6 +83,9 @@ class AdmittedRequest:
             masks both kinds until so many ids were drawn.
         ignore_eos: The model's end-of-sequence ids do not end it (nor are they masked).
         script: For the fake model only.
+        draft_len: Draft tokens it wants at most, 0 = none; None = what the server gives.
+        simulated_len: For benchmarks: accepted drafts and the token behind them, on average, whatever
+            the target says; None = the truth.
     """
 
     request_id: int
@@ -92,6 +95,23 @@ class AdmittedRequest:
     min_new_tokens: int
     ignore_eos: bool
     script: Script | None = None
+    draft_len: int | None = None
+    simulated_len: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDrafts:
+    """What became of the drafts of a step, in the order of its plan's requests.
+
+    Attributes:
+        request_ids: [B] uint64.
+        verified: [B] uint32, drafts that the target looked at.
+        accepted: [B] uint32, those it took.
+    """
+
+    request_ids: NDArray[np.uint64]
+    verified: NDArray[np.uint32]
+    accepted: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +127,7 @@ class StepResult:
         finished_s: `time.monotonic()` when the ids were on the host.
         num_ids: [B] uint32, the length of each request's run (accepted drafts and the id after
             them, 0 where nothing was sampled); None where each request has one id.
+        drafts: What became of drafts; None without any.
     """
 
     step_id: int
@@ -116,6 +137,7 @@ class StepResult:
     started_s: float
     finished_s: float
     num_ids: NDArray[np.uint32] | None = None
+    drafts: StepDrafts | None = None
 
 
 class StepHandle(Protocol):
@@ -157,6 +179,10 @@ class Worker(Protocol):
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget ended requests. Steps launched before this call may still contain them."""
+        ...
+
+    def totals(self) -> dict[str, Any]:
+        """Running totals that the metrics show, by the names of `observe.metrics`."""
         ...
 
     def close(self) -> None:

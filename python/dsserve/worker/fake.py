@@ -7,7 +7,7 @@ It computes nothing but checks everything a real step would read or write (`fake
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,10 @@ class FakeWorker:
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget requests, after the steps launched so far."""
         self._stream.submit(lambda: self._release(request_ids))
+
+    def totals(self) -> dict[str, Any]:
+        """None: there is no model."""
+        return {}
 
     def close(self) -> None:
         """End the stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor
 
 from dsserve.engram.hashing import build_engram_constants, load_token_map
+from dsserve.engram.placement import check_memory, open_tables
+from dsserve.engram.table import table_shapes
 from dsserve.errors import CheckpointError
 from dsserve.kv.device import DevicePools
 from dsserve.kv.layout import TOKEN_RING, kv_layout
+from dsserve.models.deepseek_v4.engram_source import row_source
 from dsserve.models.deepseek_v4.model import DeepseekV41Model
 from dsserve.models.deepseek_v4.weights import Progress, load_weights
 from dsserve.worker.batch import BatchBuilder, PlanView
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dsserve.config.model import ModelConfig
+    from dsserve.engram.placement import EngramOptions
     from dsserve.models.batch import ForwardBatch
     from dsserve.models.deepseek_v4.step import Capture
 
@@ -93,6 +98,7 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
     draft: bool = False,
+    engram: EngramOptions | None = None,
 ) -> DeepseekV41Model:
     """Load a checkpoint and prepare its weights.
 
@@ -106,8 +112,10 @@ def load_model(
         seed: Of random weights (`--load-format dummy`).
         progress: See `weights.Progress`.
         draft: Load the DSpark head too (`model.draft`).
+        engram: Where the Engram tables go; None = with the other weights.
 
     Raises:
+        ConfigError: The Engram tables do not fit into memory.
         CheckpointError: The tokenizer or the weights do not fit the configuration.
     """
     tokenizer = path / "tokenizer.json"
@@ -116,19 +124,39 @@ def load_model(
             f"{path} has no tokenizer.json: the Engram's vocabulary map is computed from it"
         )
     constants = build_engram_constants(config, load_token_map(tokenizer, config.vocab_size))
-    tensors = load_weights(
-        path, config, load_format=load_format, seed=seed, progress=progress, draft=draft
-    )
-    return DeepseekV41Model(
-        config,
-        tensors,
-        constants,
-        ops=select_operators(device.type, numerics),
-        numerics=BY_NAME[numerics],
-        context_length=context_length,
-        device=device,
-        draft=draft,
-    )
+    with ExitStack() as stack:
+        tables = None
+        if engram is not None and config.engram_layer_ids:
+            if engram.placement == "device":
+                check_memory(table_shapes(config), engram)
+            else:
+                with row_source(
+                    path, config, load_format=load_format, seed=seed, progress=progress
+                ) as source:
+                    tables = open_tables(table_shapes(config), engram, source)
+                stack.callback(tables.close)
+        tensors = load_weights(
+            path,
+            config,
+            load_format=load_format,
+            seed=seed,
+            progress=progress,
+            draft=draft,
+            engram_tables=tables is None,
+        )
+        model = DeepseekV41Model(
+            config,
+            tensors,
+            constants,
+            ops=select_operators(device.type, numerics),
+            numerics=BY_NAME[numerics],
+            context_length=context_length,
+            device=device,
+            draft=draft,
+            engram=tables,
+        )
+        stack.pop_all()
+    return model
 
 
 def sampled_ids(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from dsserve.config.model import load_model_config
 from dsserve.config.server import ServerConfig
+from dsserve.engram.placement import EngramOptions
+from dsserve.engram.shared import folder_name
 from dsserve.worker.base import (
     NUM_BUFFER_SETS,
     STATUS_NAN,
@@ -66,9 +69,14 @@ class ModelWorker:
         """Forget the sampling state of ended requests."""
         self._sampler.release(request_ids)
 
+    def totals(self) -> dict[str, Any]:
+        """Running totals of the model."""
+        return {"engram": asdict(self._runner.model.engram_stats)}
+
     def close(self) -> None:
-        """Run what was launched, then end the stream."""
+        """Run what was launched, then end the stream and let go of shared memory."""
         self._stream.close()
+        self._runner.model.close()
 
     @torch.inference_mode()
     def _run(self, plan: PlanView, batch: ForwardBatch, rows: list[SamplingRow]) -> StepResult:
@@ -115,6 +123,12 @@ def build_worker(
         load_format=server.load_format,
         seed=server.random_seed or 0,
         progress=lambda done, total, stage: progress(stage, done, total),
+        engram=EngramOptions(
+            placement=server.engram_placement,
+            cache_rows=server.engram_cache_size,
+            memory_limit=server.engram_memory_limit,
+            folder=folder_name(config.ipc_dir),
+        ),
     )
     sizes = RunnerSizes(
         page_size=capacity["page_size"],

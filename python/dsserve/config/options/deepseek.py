@@ -28,18 +28,28 @@ class DeepseekOptions:
         default_text="auto: on",
     )
     engram_placement: str = option(
-        "host",
-        "Where the Engram tables live.",
-        since=4,
-        choices={"host": 4, "sharded": 4, "device": 4},
+        "auto",
+        "Where the Engram tables live: device (with the weights of each process), host (one copy a node, in "
+        "shared memory) or sharded (row ranges over the processes of a node, read directly).",
+        since=3,
+        choices={"auto": 3, "host": 3, "sharded": 3, "device": 3},
+        default_text="auto: device",
     )
     engram_cache_size: int = option(
         0,
-        "Engram rows cached on the device.",
-        since=4,
+        "Engram rows cached on the device, with the placements host and sharded.",
+        since=3,
         kind=Kind.INT,
         minimum=0,
         default_text="0 = off",
+    )
+    engram_memory_limit: int | None = option(
+        None,
+        "Bytes that the Engram tables may take on this node, e.g. 200GiB.",
+        since=3,
+        kind=Kind.SIZE,
+        minimum=1,
+        default_text="auto: what is free",
     )
     speculative_algorithm: str = option(
         "auto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dsserve.engram.table import table_shapes
@@ -12,12 +13,13 @@ from dsserve.models.deepseek_v4.tensors import expected_tensors
 from dsserve.models.deepseek_v4.weights import NAN_SCALE, Progress, byte_view
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from dsserve.config.model import ModelConfig
-    from dsserve.engram.table import Codes
+    from dsserve.engram.table import Codes, RowSource
 
 _STAGE = "loading Engram tables"
 
@@ -100,10 +102,17 @@ class RandomRows:
         return codes, scales
 
 
+@contextmanager
 def row_source(
     path: Path, config: ModelConfig, *, load_format: str, seed: int, progress: Progress | None
-) -> CheckpointRows | RandomRows:
-    """Rows by `--load-format`, as `weights.load_weights` gives the other tensors."""
+) -> Iterator[RowSource]:
+    """Rows by `--load-format`, as `weights.load_weights` gives the other tensors.
+
+    Raises:
+        CheckpointError: See `weights.load_checkpoint`.
+    """
     if load_format == "dummy":
-        return RandomRows(config, seed=seed)
-    return CheckpointRows(path, config, progress=progress)
+        yield RandomRows(config, seed=seed)
+    else:
+        with CheckpointRows(path, config, progress=progress) as source:
+            yield source

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dsserve.engram.staging import planned_rows
+from dsserve.engram.table import EngramStats
 from dsserve.models.deepseek_v4.draft import DraftModel
 from dsserve.models.deepseek_v4.engram import DeviceLookup, EngramHash, StagedLookup
 from dsserve.models.deepseek_v4.layer import Layer
@@ -18,7 +19,8 @@ from dsserve.models.deepseek_v4.step import Capture, Step
 if TYPE_CHECKING:
     from dsserve.config.model import ModelConfig
     from dsserve.engram.hashing import EngramConstants
-    from dsserve.engram.staging import EngramPlan, StagedRows, Stager
+    from dsserve.engram.placement import OpenTables
+    from dsserve.engram.staging import EngramPlan, StagedRows
     from dsserve.kv.device import DevicePools
     from dsserve.models.batch import ForwardBatch
     from dsserve.models.deepseek_v4.engram import EngramLookup, EngramRows
@@ -33,6 +35,7 @@ class DeepseekV41Model:
         config: The model.
         ops: Operators of every layer.
         numerics: Numeric policy.
+        engram_stats: Engram look-ups so far.
         draft: The DSpark head, or None. With one, every forward also writes the window rows that the head sees.
     """
 
@@ -47,7 +50,7 @@ class DeepseekV41Model:
         context_length: int,
         device: torch.device,
         draft: bool = False,
-        stager: Stager | None = None,
+        engram: OpenTables | None = None,
     ) -> None:
         """Prepare all weights.
 
@@ -60,7 +63,7 @@ class DeepseekV41Model:
             context_length: Positions the rotary tables cover.
             device: Where the weights go.
             draft: Whether the DSpark head runs; `tensors` then holds `mtp.*`.
-            stager: Fetches Engram rows from tables that are not in the device's memory; else `tensors` holds them.
+            engram: Engram tables that are not in the device's memory; None = `tensors` holds them.
         """
         params = Params(tensors, ops, numerics, config.rms_norm_eps, device)
         # The last block of drafts may reach beyond the context.
@@ -70,8 +73,11 @@ class DeepseekV41Model:
         self.ops = ops
         self._embed = params.raw("embed.weight").to(numerics.act_dtype)
         self._hash = EngramHash(config, constants, params)
-        self._constants, self._stager = constants, stager
-        self._staged = None if stager is None else StagedLookup(stager, ops, numerics, device)
+        self._constants, self._tables = constants, engram
+        self.engram_stats = EngramStats("device") if engram is None else engram.stager.stats
+        self._staged = (
+            None if engram is None else StagedLookup(engram.stager, ops, numerics, device)
+        )
         self._lookup: EngramLookup = self._staged or DeviceLookup(config, params)
         self._layers = [
             Layer(
@@ -118,13 +124,21 @@ class DeepseekV41Model:
     def stage_engram(self, plan: EngramPlan) -> StagedRows | None:
         """Begin to fetch the Engram rows of a step before its forward; None if nothing can be fetched yet.
 
+        Called once for every planned step, whose look-ups are counted here.
+
         Args:
             plan: Ids of the step's rows.
         """
-        if self._stager is None:
+        self.engram_stats.rows += len(plan.token_ids) * self._constants.offsets.size
+        if self._tables is None:
             return None
         rows = planned_rows(self._constants, plan)
-        return None if rows is None else self._stager.start(rows)
+        return None if rows is None else self._tables.stager.start(rows)
+
+    def close(self) -> None:
+        """Let go of what lies outside of the device's memory. A second call does nothing."""
+        if self._tables is not None:
+            self._tables.close()
 
     def _look_up(self, batch: ForwardBatch, history: Tensor, step: Step) -> EngramRows:
         """Engram rows of the step, in the tables or on their way."""
