@@ -102,10 +102,20 @@ class Scheduler:
         ignore_eos, stop_token_ids (bytes, u32 LE), priority, tenant (u64, whom it is for),
         deadline_us (on the clock of `now_us`), needs_mask (its sampling waits for a mask), draft_len
         (draft tokens of its VERIFY rows; absent = the server's, 0 = none), extra_key, cache_salt,
-        arrival_us, whole_extend.
+        arrival_us, whole_extend, prompt_len (`token_ids` is the beginning of a prompt of that length:
+        the rest comes through `extend_prompt`).
 
         Raises:
             SchedulerError: A key is missing, unknown or of a wrong type; nothing was queued.
+        """
+
+    def extend_prompt(
+        self, request_id: int, token_ids: NDArray[np.uint32]
+    ) -> tuple[int, str, str] | None:
+        """Take the next ids of a prompt that was submitted in part; returns the rejection, if any.
+
+        With the last of them the request joins the queue. Ids beyond its length are ignored, and so are
+        those of a request that ended.
         """
 
     def next_plan(self, set_index: int, now_us: int) -> StepSummary | None:
@@ -148,7 +158,11 @@ class Scheduler:
         """Levels and counters for the metrics."""
 
     def pool_table(self) -> list[dict[str, Any]]:
-        """Per pool: name, unit, capacity, ownership, free, evictable, locked, private, quarantined."""
+        """Per pool: name, unit, capacity, ownership, free, evictable, locked, private, quarantined.
+
+        `promised` tells how many of the free and evictable ones are set aside for a prompt that is partly
+        planned.
+        """
 
     def check_invariants(self) -> None:
         """Check the accounting in full.

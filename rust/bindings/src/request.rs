@@ -8,9 +8,10 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::SchedulerError;
 
 /// Keys of a submitted request.
-const SPEC_KEYS: [&str; 15] = [
+const SPEC_KEYS: [&str; 16] = [
     "request_id",
     "token_ids",
+    "prompt_len",
     "max_new_tokens",
     "min_new_tokens",
     "ignore_eos",
@@ -28,6 +29,11 @@ const SPEC_KEYS: [&str; 15] = [
 
 /// Ids that fit behind a prompt before it has to be copied.
 const SPARE_IDS: usize = 256;
+/// Prompts from this length on get room for their whole output: to copy them takes long, and room
+/// that is not used takes address space only.
+const LONG_PROMPT: usize = 65_536;
+/// Most ids for which room is made, whatever a request says.
+const MOST_ROOM: usize = 1 << 22;
 
 /// Reads a request.
 ///
@@ -43,14 +49,26 @@ pub fn parse_spec(dict: &Bound<'_, PyDict>) -> PyResult<core::RequestSpec> {
             )));
         }
     }
+    let prompt_len: Option<u32> = optional(dict, "prompt_len")?;
+    let max_new_tokens: u32 = required(dict, "max_new_tokens")?;
+    let room = |given: usize| {
+        let prompt_len = prompt_len.map_or(given, |len| len as usize);
+        let output = if prompt_len < LONG_PROMPT {
+            SPARE_IDS
+        } else {
+            max_new_tokens as usize
+        };
+        (prompt_len + output).clamp(given, given.max(MOST_ROOM))
+    };
     Ok(core::RequestSpec {
         request_id: required(dict, "request_id")?,
-        token_ids: ids(dict, "token_ids")?
+        token_ids: ids(dict, "token_ids", room)?
             .ok_or_else(|| SchedulerError::new_err("request key token_ids is missing"))?,
-        max_new_tokens: required(dict, "max_new_tokens")?,
+        prompt_len,
+        max_new_tokens,
         min_new_tokens: optional(dict, "min_new_tokens")?.unwrap_or(0),
         ignore_eos: optional(dict, "ignore_eos")?.unwrap_or(false),
-        stop_token_ids: ids(dict, "stop_token_ids")?.unwrap_or_default(),
+        stop_token_ids: ids(dict, "stop_token_ids", |given| given)?.unwrap_or_default(),
         priority: optional(dict, "priority")?,
         tenant: optional(dict, "tenant")?.unwrap_or(0),
         deadline_us: optional(dict, "deadline_us")?,
@@ -88,7 +106,12 @@ where
         .ok_or_else(|| SchedulerError::new_err(format!("request key {key} is missing")))
 }
 
-fn ids(dict: &Bound<'_, PyDict>, key: &str) -> PyResult<Option<Vec<u32>>> {
+/// The ids under a key, in a list with `room` for that many, given how many there are.
+fn ids(
+    dict: &Bound<'_, PyDict>,
+    key: &str,
+    room: impl Fn(usize) -> usize,
+) -> PyResult<Option<Vec<u32>>> {
     let Some(value) = dict.get_item(key)?.filter(|value| !value.is_none()) else {
         return Ok(None);
     };
@@ -104,8 +127,7 @@ fn ids(dict: &Bound<'_, PyDict>, key: &str) -> PyResult<Option<Vec<u32>>> {
         return Err(SchedulerError::new_err(message));
     }
     let to_id = |word: &[u8]| u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-    // Room for output: a long prompt must not move when its first token comes.
-    let mut ids = Vec::with_capacity(words.len() + SPARE_IDS);
+    let mut ids = Vec::with_capacity(room(words.len()));
     ids.extend(words.map(to_id));
     Ok(Some(ids))
 }

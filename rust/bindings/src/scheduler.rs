@@ -119,6 +119,18 @@ impl Scheduler {
             })
     }
 
+    fn extend_prompt(
+        &mut self,
+        request_id: u64,
+        token_ids: PyReadonlyArray1<'_, u32>,
+    ) -> PyResult<Option<(u64, String, String)>> {
+        let Ok(token_ids) = token_ids.as_slice() else {
+            return Err(SchedulerError::new_err("token_ids must be contiguous"));
+        };
+        let refused = self.call(|inner| Ok(inner.extend_prompt(request_id, token_ids)))?;
+        Ok(refused.map(|refused| (refused.request_id, refused.code.to_owned(), refused.message)))
+    }
+
     fn next_plan(
         &mut self,
         py: Python<'_>,
@@ -285,6 +297,7 @@ impl Scheduler {
             dict.set_item("locked", pool.locked)?;
             dict.set_item("private", pool.private)?;
             dict.set_item("quarantined", pool.quarantined)?;
+            dict.set_item("promised", pool.promised)?;
             Ok(dict)
         };
         self.inner.pool_table().iter().map(to_dict).collect()

@@ -2,6 +2,7 @@
 
 use crate::arena::{Node, NodeHandle, NIL, VOID};
 use crate::cache::RadixCache;
+use crate::error::CacheError;
 use crate::key::Namespace;
 use crate::page::{page_count, PageId};
 
@@ -37,14 +38,62 @@ impl RadixCache {
     /// Whole pages count. Splits a node if the prefix ends inside it. Linear in the match. The
     /// caller cuts its prompt to the length that may be a hit (at most all but the last token).
     pub fn match_prefix(&mut self, namespace: &Namespace, tokens: &[u32]) -> Match {
-        let mut pages = Vec::new();
         let root = self.namespaces.root(namespace);
-        let reached = self.walk(root, tokens, |found| pages.extend_from_slice(found));
+        self.match_from(root, root, Vec::new(), tokens, true)
+    }
+
+    /// [`match_prefix`](Self::match_prefix) for a request that waits: what it finds counts as just
+    /// used, but not as a hit, until [`count_hit`](Self::count_hit) says that it was one.
+    ///
+    /// With `known`, a match of the beginning of `tokens`, looks at what follows it only, as long as
+    /// that is still in the tree.
+    ///
+    /// # Panics
+    /// If `tokens` are fewer than those of `known`.
+    pub fn look_up(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        known: Option<Match>,
+    ) -> Match {
+        let root = self.namespaces.root(namespace);
+        let start = known.and_then(|known| {
+            let node = self.arena.resolve(known.node).ok()?;
+            (node != VOID && self.arena[node].root == root).then_some((node, known.pages))
+        });
+        let (start, pages) = start.unwrap_or((root, Vec::new()));
+        let num_known = pages.len() * self.page_size();
+        self.match_from(root, start, pages, &tokens[num_known..], false)
+    }
+
+    /// A match found by [`look_up`](Self::look_up) was used: it counts as a hit of all nodes on its
+    /// path.
+    ///
+    /// # Errors
+    /// [`CacheError::StaleHandle`].
+    pub fn count_hit(&mut self, node: NodeHandle) -> Result<(), CacheError> {
+        let node = self.arena.resolve(node)?;
+        self.uses.tick();
+        self.touch(node, true, i32::MIN);
+        self.touch_tails(node);
+        Ok(())
+    }
+
+    /// The longest match whose first `pages`, down to `start`, are known; `tokens` follow them.
+    fn match_from(
+        &mut self,
+        root: u32,
+        start: u32,
+        mut pages: Vec<PageId>,
+        tokens: &[u32],
+        is_hit: bool,
+    ) -> Match {
+        let reached = self.walk(start, tokens, |found| pages.extend_from_slice(found));
         let place = self.usable(root, reached);
         pages.truncate(place.end_page as usize);
         let node = self.node_at(place);
         self.uses.tick();
-        self.touch(node, true, i32::MIN);
+        self.touch(node, is_hit, i32::MIN);
         self.touch_tails(node);
         Match {
             cached_len: place.end_page * self.config.page_size,

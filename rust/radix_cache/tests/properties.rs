@@ -22,6 +22,9 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (namespace(), key(14), 0..16_usize)
             .prop_map(|(namespace, key, extra)| Op::Match { namespace, key, extra }),
+        3 => (namespace(), key(8), 0..24_usize)
+            .prop_map(|(namespace, key, known)| Op::LookUp { namespace, key, known }),
+        1 => index.clone().prop_map(|place| Op::CountHit { place }),
         6 => (namespace(), key(14), any::<bool>(), tail(), -1..2_i32)
             .prop_map(|(namespace, key, keep, tail, priority)| {
                 Op::Insert { namespace, key, keep, tail, priority }

@@ -131,14 +131,17 @@ impl Scheduler {
             *pages += Pool::Full.need(need, page_size) - own_pages;
         }
 
+        if let Some(found) = &found {
+            self.cache.count_hit(found.node)?;
+        }
         self.leave_queue(key);
         self.charge_admission(key);
         let slot = self.free_slots.pop().expect("fits_now saw a free slot");
         let request = self.requests.live_mut(key);
         request.pages = found.map_or_else(Vec::new, |found| found.pages);
         request.receipt = receipt;
+        request.owed_pages = own_pages;
         start_admission(request, slot, hit, replay, &self.config);
-        self.allocate_pages(key, own_pages);
         self.note_admission(key, hit);
         let request_id = self.requests.live(key).spec.request_id;
         self.digest.hold(slot, request_id);
@@ -166,7 +169,7 @@ impl Scheduler {
             return Some(known.clone());
         }
         let tokens = &request.tokens[..hit as usize];
-        Some(self.cache.match_prefix(&request.spec.namespace, tokens))
+        Some(self.cache.look_up(&request.spec.namespace, tokens, None))
     }
 
     /// Whether each pool has what `need` asks for on top of what running requests are expected to
@@ -198,9 +201,24 @@ impl Scheduler {
                 let computed = computed.min(request.most_computed()) + self.config.overshoot();
                 computed
                     .div_ceil(page_size)
-                    .saturating_sub(len_u32(request.pages.len()))
+                    .saturating_sub(len_u32(request.pages.len()) + request.owed_pages)
             })
             .sum()
+    }
+
+    /// Gives a request the pages of its prompt up to token `end`, of those that are set aside for it.
+    pub(crate) fn hand_out_pages(&mut self, key: Key, end: u32) {
+        let columns = end.div_ceil(self.config.page_size);
+        let request = self.requests.live_mut(key);
+        let count = columns.saturating_sub(len_u32(request.pages.len()));
+        request.owed_pages -= count;
+        self.allocate_pages(key, count);
+    }
+
+    /// Pages set aside and not handed out yet: those of the one prompt that is partly planned.
+    pub(crate) fn promised_pages(&self) -> u32 {
+        let carried = self.carried.map(|key| self.requests.live(key));
+        carried.map_or(0, |request| request.owed_pages)
     }
 
     /// Appends `count` pages to a request. Admission and decode made sure that they exist.

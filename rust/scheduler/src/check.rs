@@ -35,6 +35,7 @@ impl Scheduler {
                 );
             }
         }
+        self.check_promises()?;
         let page_size = self.config.page_size;
         let private: usize = self
             .requests
@@ -48,6 +49,18 @@ impl Scheduler {
                 "S1",
                 format!("{private} private and {quarantined} quarantined pages, {held} held"),
             );
+        }
+        Ok(())
+    }
+
+    /// What was promised is there, and to nobody but the prompt that is partly planned.
+    fn check_promises(&self) -> Result<()> {
+        let promised = self.promised_pages();
+        let there = self.cache.num_free() + self.cache.num_evictable();
+        let owed: u32 = self.requests.iter().map(|request| request.owed_pages).sum();
+        if promised > there || owed != promised {
+            let detail = format!("{promised} pages promised, {owed} owed, {there} there");
+            return broken("S1", detail);
         }
         Ok(())
     }
@@ -99,6 +112,7 @@ impl Scheduler {
             }
         }
         let listed = [
+            (State::Received, self.num_receiving),
             (State::Waiting, self.waiting.len()),
             (State::Prefilling, usize::from(self.carried.is_some())),
             (State::Running, self.running.len()),

@@ -112,7 +112,8 @@ impl Scheduler {
         pages.saturating_sub(len_u32(request.pages.len()))
     }
 
+    /// Pages that can be had now, if need be by eviction, and that nobody was promised.
     pub(crate) fn num_available_pages(&self) -> u32 {
-        self.cache.num_free() + self.cache.num_evictable()
+        self.cache.num_free() + self.cache.num_evictable() - self.promised_pages()
     }
 }

@@ -190,8 +190,11 @@ impl Scheduler {
         let page_size = self.config.page_size as usize;
         self.counters.rematches += 1;
         let request = self.requests.live_mut(key);
+        let known = request.waiting.matched.take();
         let matchable = &request.tokens[..request.tokens.len() - 1];
-        let matched = self.cache.match_prefix(&request.spec.namespace, matchable);
+        let matched = self
+            .cache
+            .look_up(&request.spec.namespace, matchable, known);
         let start = matched.cached_len as usize;
         let next_page = matchable.get(start..start + page_size);
         let watch = next_page.map(|page| page_name(matched.cached_len, page));

@@ -16,6 +16,7 @@ mod follower;
 mod hits;
 mod hold;
 mod overlap;
+mod parts;
 mod plan;
 mod policy;
 mod pool;

@@ -59,13 +59,15 @@ pub struct PoolUse {
     pub private: u32,
     /// Given back, readable by steps in flight.
     pub quarantined: u32,
+    /// Of the free and evictable ones, those set aside for a prompt that is partly planned.
+    pub promised: u32,
 }
 
 impl PoolUse {
     /// What can be handed out now.
     #[must_use]
     pub fn available(&self) -> u32 {
-        self.free + self.evictable
+        self.free + self.evictable - self.promised
     }
 
     /// What is available now or once the steps in flight are applied.
@@ -117,6 +119,7 @@ impl Scheduler {
                     locked: self.cache.num_locked(),
                     private: self.cache.num_held() - quarantined,
                     quarantined,
+                    promised: self.promised_pages(),
                 }
             }
             Pool::Window | Pool::ReqSlots => {
@@ -136,6 +139,7 @@ impl Scheduler {
                     locked: 0,
                     private: self.num_holding_slots(),
                     quarantined,
+                    promised: 0,
                 }
             }
         }

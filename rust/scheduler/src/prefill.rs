@@ -91,6 +91,7 @@ impl Scheduler {
     /// Puts the rows of a prompt up to `end` into the plan, `replay` rows before them.
     pub(crate) fn push_chunk(&mut self, key: Key, end: u32, replay: u32, budget: &mut Budget) {
         let window = self.config.window;
+        self.hand_out_pages(key, end);
         let request = self.requests.live_mut(key);
         let start = request.planned_len - replay;
         let rows = end - start;

@@ -14,6 +14,9 @@ pub struct RequestSpec {
     pub request_id: u64,
     /// The prompt.
     pub token_ids: Vec<u32>,
+    /// Length of the prompt, if `token_ids` is only the beginning of it: the rest comes through
+    /// [`extend_prompt`](crate::Scheduler::extend_prompt). None = it is whole.
+    pub prompt_len: Option<u32>,
     /// Output limit; 0 ends the request with `length` at once.
     pub max_new_tokens: u32,
     /// Stop tokens end the request from this output length on.
@@ -57,6 +60,8 @@ pub(crate) struct Request {
     /// Full pages by column; `[0, tree_len)` tokens belong to the tree, the rest to the request.
     pub pages: Vec<PageId>,
     pub tree_len: u32,
+    /// Pages set aside for the rest of its prompt: each chunk takes its own of them.
+    pub owed_pages: u32,
     /// Pins the tree's part of `pages`.
     pub receipt: Option<Receipt>,
     /// Counts admissions, so that results of an earlier one are told apart.
@@ -112,7 +117,7 @@ impl Request {
     pub fn new(mut spec: RequestSpec, sequence: u64) -> Self {
         let tokens = std::mem::take(&mut spec.token_ids);
         Self {
-            prompt_len: len_u32(tokens.len()),
+            prompt_len: spec.prompt_len.unwrap_or(len_u32(tokens.len())),
             spec,
             tokens,
             life: Lifecycle::received(Role::Unified),
@@ -121,6 +126,7 @@ impl Request {
             slot: 0,
             pages: Vec::new(),
             tree_len: 0,
+            owed_pages: 0,
             receipt: None,
             admission: 0,
             hit: 0,
@@ -146,7 +152,7 @@ impl Request {
     }
 
     pub fn output_len(&self) -> u32 {
-        self.len() - self.prompt_len
+        self.len().saturating_sub(self.prompt_len)
     }
 
     /// Output tokens it may still get beyond those that planned steps will bring at most.

@@ -238,6 +238,7 @@ impl Scheduler {
         );
         self.let_go(key, valid_len)?;
         match state {
+            State::Received => self.num_receiving -= 1,
             State::Waiting => self.leave_queue(key),
             State::Prefilling => self.carried = None,
             _ => {}

@@ -133,6 +133,7 @@ impl Scheduler {
         let pages = request.private_pages(page_size).to_vec();
         request.pages.clear();
         request.tree_len = 0;
+        request.owed_pages = 0;
         request.planned_len = 0;
         request.applied_len = 0;
         request.hit = 0;

@@ -16,7 +16,7 @@ use crate::plan::{PlanCapacity, StepPlan};
 use crate::policy::SortKey;
 use crate::queue::Queue;
 use crate::rate::{PrefillRate, QueuedTokens};
-use crate::state::{IllegalMove, Lifecycle};
+use crate::state::{IllegalMove, Lifecycle, State};
 use crate::table::{Key, Table};
 use crate::timers::Timers;
 
@@ -29,6 +29,8 @@ pub struct Scheduler {
     pub(crate) cache: RadixCache,
     pub(crate) requests: Table,
     pub(crate) waiting: Queue,
+    /// Requests that are not in it yet, because parts of their prompts are missing.
+    pub(crate) num_receiving: usize,
     /// Matches of waiting requests.
     pub(crate) hits: Hits,
     /// Evicted and flushed pages when the matches were last checked.
@@ -95,6 +97,7 @@ impl Scheduler {
             cache,
             requests: Table::default(),
             waiting: Queue::default(),
+            num_receiving: 0,
             hits: Hits::default(),
             num_evictions_seen: 0,
             queued_tokens: QueuedTokens::default(),
@@ -213,6 +216,9 @@ impl Scheduler {
         let Some(key) = self.requests.find(request_id) else {
             return Ok(());
         };
+        if self.requests.live(key).state() == State::Received {
+            return self.abort(&[request_id]); // it never ran, so there is no output to stop
+        }
         let request = self.requests.live_mut(key);
         let kept_len = (request.prompt_len as usize) + kept_output_tokens as usize;
         request.tokens.truncate(kept_len);

@@ -7,7 +7,7 @@ use crate::scheduler::Scheduler;
 pub struct Stats {
     /// Requests with a slot.
     pub num_running: usize,
-    /// Requests in the queue.
+    /// Requests in the queue, or whose prompts are not whole yet.
     pub num_waiting: usize,
     /// Uncached prompt tokens of the requests in the queue, as far as is known.
     pub queued_tokens: u64,
@@ -27,7 +27,7 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         Stats {
             num_running: self.running.len() + usize::from(self.carried.is_some()),
-            num_waiting: self.waiting.len(),
+            num_waiting: self.waiting.len() + self.num_receiving,
             queued_tokens: self.queued_tokens.total(),
             prefill_tokens_per_s: self.prefill_rate.per_us().map(|rate| rate * 1e6),
             steps_in_flight: self.in_flight.len(),

@@ -4,9 +4,11 @@ use crate::error::Result;
 use crate::event::{FinishCode, Rejection};
 use crate::request::{Request, RequestSpec};
 use crate::scheduler::Scheduler;
+use crate::state::Lifecycle;
+use crate::table::Key;
 
 /// Code and message of a refusal.
-type Refusal = (&'static str, String);
+pub(crate) type Refusal = (&'static str, String);
 
 impl Scheduler {
     /// Queues requests; returns those that are refused.
@@ -52,16 +54,17 @@ impl Scheduler {
             let message = format!("request {} is known and has not ended", spec.request_id);
             return Err(("duplicate_request_id", message));
         }
-        if spec.token_ids.is_empty() {
+        let given = spec.token_ids.len() as u64;
+        let prompt_len = spec.prompt_len.map_or(given, u64::from);
+        if prompt_len == 0 {
             return Err(("empty_prompt", "the prompt has no tokens".to_owned()));
         }
-        let vocab_size = config.vocab_size;
-        let largest = |ids: &[u32]| ids.iter().copied().fold(0, u32::max);
-        let id = largest(&spec.token_ids).max(largest(&spec.stop_token_ids));
-        if id >= vocab_size {
-            let message = format!("token id {id} is outside the vocabulary of {vocab_size}");
-            return Err(("invalid_token_id", message));
+        if prompt_len < given {
+            let message = format!("prompt_len is {prompt_len}, {given} token ids are given");
+            return Err(("invalid_value", message));
         }
+        self.check_ids(&spec.token_ids)?;
+        self.check_ids(&spec.stop_token_ids)?;
         let drafts = config.draft_len;
         if let Some(wanted) = spec.draft_len.filter(|wanted| *wanted > drafts) {
             let message =
@@ -73,10 +76,12 @@ impl Scheduler {
             let message = "priorities are not enabled on this server; leave the field out";
             return Err(("priority_disabled", message.to_owned()));
         }
-        if config.auto_truncate {
-            truncate(spec, config);
-        }
-        let (prompt_len, limit) = (spec.token_ids.len() as u64, config.context_length);
+        let prompt_len = if config.auto_truncate {
+            truncate(spec, prompt_len, config)
+        } else {
+            prompt_len
+        };
+        let limit = config.context_length;
         let total = prompt_len + u64::from(spec.max_new_tokens);
         if total > u64::from(limit) {
             let message = format!(
@@ -87,6 +92,17 @@ impl Scheduler {
             return Err(("context_length_exceeded", message));
         }
         Ok(())
+    }
+
+    /// Refuses ids outside the vocabulary.
+    pub(crate) fn check_ids(&self, ids: &[u32]) -> std::result::Result<(), Refusal> {
+        let vocab_size = self.config.vocab_size;
+        let largest = ids.iter().copied().fold(0, u32::max);
+        if largest < vocab_size {
+            return Ok(());
+        }
+        let message = format!("token id {largest} is outside the vocabulary of {vocab_size}");
+        Err(("invalid_token_id", message))
     }
 
     fn check_deadline(&self, spec: &RequestSpec) -> std::result::Result<(), Refusal> {
@@ -114,7 +130,7 @@ impl Scheduler {
     /// Makes sure that the queue has a place for the request.
     fn make_place(&mut self, request: &Request) -> std::result::Result<(), Refusal> {
         let limit = self.config.max_queued_requests.map(|limit| limit as usize);
-        if limit.is_none_or(|limit| self.waiting.len() < limit) {
+        if limit.is_none_or(|limit| self.num_queued() < limit) {
             return Ok(());
         }
         let class = self.class_of(&request.spec);
@@ -125,34 +141,57 @@ impl Scheduler {
                 .end_request(key, FinishCode::Dropped, None)
                 .map_err(|error| ("internal_error", error.to_string()));
         }
-        let message = format!("{} requests are waiting; try later", self.waiting.len());
+        let message = format!("{} requests are waiting; try later", self.num_queued());
         Err(("queue_full", message))
     }
 
-    fn accept(&mut self, mut request: Request) -> Result<()> {
+    fn accept(&mut self, request: Request) -> Result<()> {
         self.next_sequence += 1;
         self.counters.submitted += 1;
-        // Token ids are what this crate is given, so the first moves are made at once.
-        let moved = (request.life.tokenize()).and_then(|()| request.life.queue());
-        debug_assert!(moved.is_ok(), "{moved:?}");
+        let is_whole = request.len() == request.prompt_len;
         let wants_nothing = request.spec.max_new_tokens == 0;
-        let (class, sequence) = (self.class_of(&request.spec), request.sequence);
         let key = self.requests.insert(request);
-        let place = self.waiting.push(class, sequence, key);
-        self.requests.live_mut(key).waiting.place = place;
-        self.note_waiting(key);
+        if is_whole || wants_nothing {
+            self.join_queue(key);
+        } else {
+            self.start_receiving(key);
+        }
         if wants_nothing {
             return self.end_request(key, FinishCode::Length, None);
         }
         self.start_waiting_timers(key);
         Ok(())
     }
+
+    /// A request whose prompt is whole takes its place among those that wait.
+    pub(crate) fn join_queue(&mut self, key: Key) {
+        // Token ids are what this crate is given, so the first moves are made at once.
+        self.move_on(key, Lifecycle::tokenize);
+        self.move_on(key, Lifecycle::queue);
+        let request = self.requests.live(key);
+        let (class, sequence) = (self.class_of(&request.spec), request.sequence);
+        let place = self.waiting.push(class, sequence, key);
+        self.requests.live_mut(key).waiting.place = place;
+        self.note_waiting(key);
+    }
+
+    /// Requests in the queue, or on their way into it.
+    fn num_queued(&self) -> usize {
+        self.waiting.len() + self.num_receiving
+    }
 }
 
-/// Cuts the end of a prompt that leaves no room for its output.
-fn truncate(spec: &mut RequestSpec, config: &SchedulerConfig) {
-    let room = (config.context_length).saturating_sub(spec.max_new_tokens);
-    if room > 0 {
-        spec.token_ids.truncate(room as usize);
+/// Cuts the end of a prompt that leaves no room for its output, in the context or in the pool of
+/// pages; returns its length.
+fn truncate(spec: &mut RequestSpec, prompt_len: u64, config: &SchedulerConfig) -> u64 {
+    let context = (config.context_length).saturating_sub(spec.max_new_tokens);
+    let beside = u64::from(spec.max_new_tokens.saturating_sub(1)) + u64::from(config.overshoot());
+    let pool = u64::from(config.num_pages) * u64::from(config.page_size);
+    let room = u32::try_from(pool.saturating_sub(beside)).map_or(context, |pool| pool.min(context));
+    if room == 0 || prompt_len <= u64::from(room) {
+        return prompt_len;
     }
+    spec.token_ids.truncate(room as usize);
+    spec.prompt_len = spec.prompt_len.map(|_| room);
+    u64::from(room)
 }

@@ -11,6 +11,10 @@ use proptest::prelude::*;
 #[derive(Debug, Clone)]
 enum Op {
     Submit(RequestSpec),
+    /// With the first ids of its prompt only.
+    SubmitPart(RequestSpec, usize),
+    /// Hand over so many more ids of some prompt.
+    Feed(usize),
     /// Plan ahead by so many steps (0 = plain loop), apply one.
     Step(usize),
     Launch,
@@ -160,6 +164,8 @@ prop_compose! {
 fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => any_spec().prop_map(Op::Submit),
+        1 => (any_spec(), any::<usize>()).prop_map(|(spec, first)| Op::SubmitPart(spec, first)),
+        2 => (1_usize..60).prop_map(Op::Feed),
         12 => (0_usize..=2).prop_map(Op::Step),
         2 => Just(Op::Launch),
         2 => Just(Op::Apply),
@@ -181,15 +187,21 @@ fn run_on(mut harness: Harness, ops: &[Op], drain_depth: usize) -> Harness {
         let live = harness.live();
         let pick = |which: usize| live.get(which % live.len().max(1)).copied().unwrap_or(0);
         match op {
-            Op::Submit(spec) => {
+            Op::Submit(spec) | Op::SubmitPart(spec, _) => {
                 let mut spec = spec.clone();
                 spec.request_id = next_id;
                 spec.arrival_us = harness.now_us;
                 spec.deadline_us = spec.deadline_us.map(|within| harness.now_us + within);
                 spec.draft_len = allowed_drafts(&spec, harness.scheduler.config());
                 next_id += 1;
-                harness.submit(spec);
+                let whole = spec.token_ids.len();
+                let first = match op {
+                    Op::SubmitPart(_, first) => first % whole,
+                    _ => whole,
+                };
+                harness.submit_part(spec, first);
             }
+            Op::Feed(count) => harness.feed(*count),
             Op::Step(depth) => {
                 harness.step((*depth).max(1));
                 if *depth == 0 {

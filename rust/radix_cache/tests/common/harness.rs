@@ -18,6 +18,16 @@ pub enum Op {
         key: Vec<u8>,
         extra: usize,
     },
+    /// A request that waits looks its prompt up; with a remembered match, what follows that.
+    LookUp {
+        namespace: usize,
+        key: Vec<u8>,
+        known: usize,
+    },
+    /// What was looked up is used.
+    CountHit {
+        place: usize,
+    },
     /// `keep`: use the tree's pages where there are some, as after a match. `tail`: pages of each
     /// component to bring, of all that cover the key (255: exactly the window).
     Insert {
@@ -156,6 +166,12 @@ impl Harness {
                 key,
                 extra,
             } => self.match_prefix(*namespace, key, *extra),
+            Op::LookUp {
+                namespace,
+                key,
+                known,
+            } => self.look_up(*namespace, key, *known),
+            Op::CountHit { place } => self.count_hit(*place),
             Op::Insert {
                 namespace,
                 key,
@@ -249,13 +265,54 @@ impl Harness {
         let namespace = namespace % self.namespaces.len();
         let mut tokens = self.tokens(key);
         tokens.extend(vec![7; extra % self.model.page_size]);
+        self.check_match(namespace, tokens, Cause::Hit, |cache, name, tokens| {
+            cache.match_prefix(name, tokens)
+        });
+    }
+
+    fn look_up(&mut self, namespace: usize, key: &[u8], known: usize) {
+        let known = self.matches.get(known).cloned();
+        let (namespace, mut tokens, known) = match known {
+            Some((namespace, tokens, found)) => {
+                let tokens = tokens[..len(found.cached_len)].to_vec();
+                (namespace, tokens, Some(found))
+            }
+            None => (namespace % self.namespaces.len(), Vec::new(), None),
+        };
+        tokens.extend(self.tokens(key));
+        self.check_match(namespace, tokens, Cause::LookUp, |cache, name, tokens| {
+            cache.look_up(name, tokens, known)
+        });
+    }
+
+    fn count_hit(&mut self, place: usize) {
+        if self.places.is_empty() {
+            return;
+        }
+        let (handle, place) = self.places[place % self.places.len()].clone();
+        let is_live = self.model.is_live(&place);
+        assert_eq!(self.cache.count_hit(handle).is_ok(), is_live);
+        if is_live {
+            let (namespace, tokens) = &place.prefix;
+            let num_pages = tokens.len() / self.model.page_size;
+            self.model.touch(*namespace, tokens, num_pages, Cause::Hit);
+        }
+    }
+
+    fn check_match(
+        &mut self,
+        namespace: usize,
+        tokens: Vec<u32>,
+        cause: Cause,
+        find: impl FnOnce(&mut RadixCache, &Namespace, &[u32]) -> Match,
+    ) {
         let cached_len = self.usable(namespace, &tokens);
         let num_pages = cached_len / self.model.page_size;
         let full = self.model.pages(namespace, &tokens);
-        let place = self.model.touch(namespace, &tokens, num_pages, Cause::Hit);
+        let place = self.model.touch(namespace, &tokens, num_pages, cause);
         let name = &self.namespaces[namespace];
         let dry = self.cache.match_dry_run(name, &tokens);
-        let found = self.cache.match_prefix(name, &tokens);
+        let found = find(&mut self.cache, name, &tokens);
         assert_eq!(found.pages, full[..num_pages]);
         assert_eq!(len(found.cached_len), cached_len);
         assert_eq!(len(found.full_len), full.len() * self.model.page_size);

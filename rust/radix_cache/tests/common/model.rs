@@ -72,6 +72,7 @@ pub struct Model {
 #[derive(Clone, Copy)]
 pub enum Cause {
     Hit,
+    LookUp,
     Insert(i32),
 }
 
@@ -133,6 +134,7 @@ impl Model {
                     uses.hits += 1;
                     uses.rate += 1.0;
                 }
+                Cause::LookUp => {}
                 Cause::Insert(priority) => uses.priority = uses.priority.max(priority),
             }
         }

@@ -1,7 +1,7 @@
 //! Drives a scheduler against the fake device and checks the invariants on the way.
 mod plan_checks;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use dsserve_scheduler::{
     FinishCode, Follower, RequestSpec, Scheduler, SchedulerConfig, StepOutputs, StepPlan,
@@ -46,6 +46,8 @@ pub struct Harness {
     truth: HashMap<u64, Vec<u32>>,
     launched: VecDeque<Launched>,
     nan_due: HashSet<u64>,
+    /// Ids that were not handed over yet, of prompts that are submitted in parts.
+    parts: BTreeMap<u64, Vec<u32>>,
     open_prompts: HashSet<u64>,
 }
 
@@ -65,13 +67,25 @@ impl Harness {
             truth: HashMap::new(),
             launched: VecDeque::new(),
             nan_due: HashSet::new(),
+            parts: BTreeMap::new(),
             open_prompts: HashSet::new(),
         }
     }
 
     /// Submits a request; true if it was accepted.
     pub fn submit(&mut self, spec: RequestSpec) -> bool {
-        let rejections = self.scheduler.submit(vec![spec.clone()]);
+        let whole = spec.token_ids.len();
+        self.submit_part(spec, whole)
+    }
+
+    /// As `submit`, with the first ids of the prompt only; `feed` brings the rest.
+    pub fn submit_part(&mut self, spec: RequestSpec, first: usize) -> bool {
+        let mut given = spec.clone();
+        let rest = given.token_ids.split_off(first);
+        if !rest.is_empty() {
+            given.prompt_len = Some(spec.token_ids.len().try_into().unwrap());
+        }
+        let rejections = self.scheduler.submit(vec![given]);
         if !rejections.is_empty() {
             return false;
         }
@@ -86,7 +100,11 @@ impl Harness {
         truth.truncate(spec.token_ids.len());
         truth.extend(run_alone(&longer, &[]).0);
         self.truth.insert(spec.request_id, truth);
-        self.passed.push((spec.request_id, 0));
+        if rest.is_empty() {
+            self.passed.push((spec.request_id, 0));
+        } else {
+            self.parts.insert(spec.request_id, rest);
+        }
         let expected = Expected {
             outputs,
             code,
@@ -101,6 +119,22 @@ impl Harness {
         true
     }
 
+    /// Hands over the next `count` ids of the oldest prompt that lacks some.
+    pub fn feed(&mut self, count: usize) {
+        let Some((&id, rest)) = self.parts.iter_mut().next() else {
+            return;
+        };
+        let part: Vec<u32> = rest.drain(..count.min(rest.len())).collect();
+        assert_eq!(self.scheduler.extend_prompt(id, &part), None);
+        if rest.is_empty() {
+            self.parts.remove(&id);
+            // It takes its place by the time of its arrival.
+            let at = self.passed.partition_point(|(other, _)| *other < id);
+            self.passed.insert(at, (id, 0));
+        }
+        self.check();
+    }
+
     /// Plans and launches a step; false if there was none.
     pub fn launch(&mut self) -> bool {
         let is_idle = self.scheduler.steps_in_flight() == 0 && self.scheduler.has_work();
@@ -111,7 +145,7 @@ impl Harness {
         let retracted = short_of_memory(self);
         let Some(plan) = self.scheduler.next_plan(self.now_us).unwrap().cloned() else {
             self.check();
-            let is_idle = is_idle && self.scheduler.has_work();
+            let is_idle = is_idle && self.scheduler.has_work() && self.parts.is_empty();
             let again = self.scheduler.next_plan(self.now_us).unwrap();
             assert_eq!(again, None, "asking again changes nothing");
             // S8: with nothing in flight there is nothing to wait for.
@@ -180,6 +214,9 @@ impl Harness {
 
     pub fn drain(&mut self, depth: usize) {
         let mut steps = 0;
+        while !self.parts.is_empty() {
+            self.feed(7);
+        }
         while self.scheduler.has_work() {
             self.step(depth);
             steps += 1;
