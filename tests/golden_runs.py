@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 FILES = {"released": "golden.safetensors", "fp32": "golden_fp32.safetensors"}
-#: Keys that no test compares: weight-only quantisation is not ours, the drafter and its input come with DSpark.
-NOT_COVERED = re.compile(r"\.alt\.|draft_|dspark_main_hidden|input_ids$")
+#: The drafter's input and what it proposes (`test_golden_draft.py`).
+OF_DRAFT = re.compile(r"draft_|dspark_main_hidden")
+#: Keys apart from `keys_of`: weight-only quantisation is not ours; the drafter has tests of its own.
+NOT_COVERED = re.compile(rf"\.alt\.|{OF_DRAFT.pattern}|input_ids$")
 MODES = re.compile(r"^(len\d+)\.(dense|replay(?:\.prefix\d+)?)?")
 
 
@@ -97,9 +99,9 @@ def model(path: Path, numerics: str) -> DeepseekV41Model:
 
 
 @cache
-def case_runner(path: Path, numerics: str) -> CaseRunner:
+def case_runner(path: Path, numerics: str, *, draft: bool = False) -> CaseRunner:
     """The parity tool with its models, loaded once."""
-    return CaseRunner(path, model_config(path), numerics)
+    return CaseRunner(path, model_config(path), numerics, draft=draft)
 
 
 def prompt_ids(path: Path, prompt: str) -> list[int]:
@@ -133,6 +135,29 @@ def output(
             chunk,
             steps[0] if steps and greedy else 0,
             frozenset({"logits", "greedy", *kinds}),
+        )
+    )
+
+
+def draft_keys(path: Path, numerics: str) -> list[str]:
+    """Golden tensors of the drafter."""
+    return sorted(key for key in golden(path, numerics) if OF_DRAFT.search(key))
+
+
+@cache
+def draft_output(
+    path: Path, numerics: str, prompt: str, chunk: int | None = None
+) -> dict[str, Tensor]:
+    """What the parity tool computes for a prompt with the drafter behind every decode step."""
+    steps = len(golden(path, numerics).get(f"{prompt}.greedy.draft_ids", ())) + 1
+    return case_runner(path, numerics, draft=True).run(
+        Case(
+            prompt,
+            prompt_ids(path, prompt),
+            chunk=chunk,
+            decode_steps=steps,
+            draft=True,
+            capture=frozenset({"greedy", "logits"}),
         )
     )
 
