@@ -1,38 +1,45 @@
 //! A server that says back what it is told, token by token, up to a stop string.
 //!
 //! `cargo run -p dsserve-tokenizer --example toy_server [tokenizer.json]`, then send lines to the printed
-//! address, with `nc` say. Without a file it uses a tiny built-in tokenizer; with the argument `--once`
+//! address, with `nc` say. Without a file it uses a tiny built-in tokenizer; with the argument `--demo`
 //! it talks to itself and ends.
 
 use dsserve_tokenizer::{StopSet, StreamEnd, StreamOptions, StreamTable, TokenBatch, Tokenizer};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let argument = std::env::args().nth(1);
-    let once = argument.as_deref() == Some("--once");
-    let path = match argument.filter(|_| !once) {
+    if argument.as_deref() == Some("--demo") {
+        return demo(&mut std::io::stdout());
+    }
+    let path = match argument {
         Some(path) => PathBuf::from(path),
         None => dsserve_tokenizer::testing::example_tokenizer()?,
     };
     let tokenizer = Tokenizer::from_path(&path, 1)?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
     writeln!(std::io::stdout(), "listening on {}", listener.local_addr()?)?;
-    if once {
-        let mut client = TcpStream::connect(listener.local_addr()?)?;
-        client.write_all("the end of it. STOP and no more\n".as_bytes())?;
-        client.shutdown(std::net::Shutdown::Write)?;
-        answer(&tokenizer, &listener.accept()?.0)?;
-        let mut said = String::new();
-        BufReader::new(client).read_line(&mut said)?;
-        write!(std::io::stdout(), "{said}")?;
-        return Ok(());
-    }
     for connection in listener.incoming() {
         answer(&tokenizer, &connection?)?;
+    }
+    Ok(())
+}
+
+/// Says one line to itself and writes what comes back.
+fn demo(out: &mut impl Write) -> Result<(), Box<dyn Error>> {
+    let path = dsserve_tokenizer::testing::example_tokenizer()?;
+    let tokenizer = Tokenizer::from_path(&path, 1)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut client = TcpStream::connect(listener.local_addr()?)?;
+    client.write_all("the end of it. STOP and no more\nand again\n".as_bytes())?;
+    client.shutdown(Shutdown::Write)?;
+    answer(&tokenizer, &listener.accept()?.0)?;
+    for line in BufReader::new(client).lines() {
+        writeln!(out, "{}", line?)?;
     }
     Ok(())
 }
@@ -73,4 +80,15 @@ fn answer(tokenizer: &Tokenizer, connection: &TcpStream) -> Result<(), Box<dyn E
         streams.close(name);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_demo_says_each_line_up_to_the_stop() {
+        let mut out = Vec::new();
+        super::demo(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "the end of it. \nand again\n");
+    }
 }

@@ -16,6 +16,7 @@ mod reference;
 mod split;
 mod stop;
 mod stop_cost;
+mod stop_machine;
 mod stop_regex;
 #[doc(hidden)]
 pub mod testing;

@@ -1,7 +1,8 @@
 //! Everything that may stop a stream, looked for together.
 
 use crate::stop::{Hit, StopSet};
-use crate::stop_regex::{RegexHit, RegexState, StopRegex, MAX_HELD_REGEX_BYTES};
+use crate::stop_machine::{RegexHit, RegexState};
+use crate::stop_regex::{StopRegex, MAX_HELD_REGEX_BYTES};
 use aho_corasick::automaton::StateID;
 use std::sync::Arc;
 
@@ -29,7 +30,6 @@ pub(crate) struct Found {
 pub(crate) struct Matcher {
     strings: Option<(Arc<StopSet>, StateID)>,
     regex: Option<(Arc<StopRegex>, RegexState)>,
-    num_bytes: u64,
 }
 
 impl Matcher {
@@ -47,7 +47,6 @@ impl Matcher {
                 (strings, start)
             }),
             regex: regex.map(|regex| (regex, RegexState::default())),
-            num_bytes: 0,
         })
     }
 
@@ -62,21 +61,14 @@ impl Matcher {
                 len: strings.patterns()[pattern].len(),
             })
         });
-        let num_bytes = self.num_bytes;
         let regex = self.regex.as_mut().and_then(|(regex, state)| {
-            let RegexHit {
-                pattern,
-                start,
-                end,
-            } = regex.feed(state, text)?;
-            let len = num_bytes + end as u64 - start;
+            let RegexHit { pattern, len, end } = regex.machine().feed(state, text)?;
             Some(Found {
                 stop: Stop::Regex(pattern),
                 end,
-                len: usize::try_from(len).unwrap_or(usize::MAX),
+                len,
             })
         });
-        self.num_bytes += text.len() as u64;
         string
             .into_iter()
             .chain(regex)

@@ -1,18 +1,16 @@
 //! Stop patterns: regular expressions over a stream, in time linear in it.
 //!
-//! All patterns are one automaton that is walked a byte at a time. A walk remembers where in the text
+//! All patterns are one automaton that is walked a byte at a time (`stop_machine`). A walk remembers where in the text
 //! it began, so that the text before a match is known when the match is complete, and so that text is
 //! held back exactly as long as a match may have begun there.
 
 use crate::error::TokenizerError;
 use crate::stop_cost::{num_large_classes, num_positions};
-use regex_automata::nfa::thompson::{self, State, WhichCaptures, NFA};
-use regex_automata::util::look::Look;
-use regex_automata::util::primitives::StateID;
+use crate::stop_machine::Machine;
+use regex_automata::nfa::thompson::{self, WhichCaptures, NFA};
 use regex_syntax::ast::parse::Parser;
 use regex_syntax::hir::translate::Translator;
 use regex_syntax::hir::{Hir, LookSet};
-use std::cell::RefCell;
 
 /// Limit on the length of a stop pattern.
 pub const MAX_STOP_REGEX_BYTES: usize = 1024;
@@ -48,42 +46,7 @@ const MAX_AUTOMATON_BYTES: usize = 1024 * 1024;
 #[derive(Debug)]
 pub struct StopRegex {
     patterns: Vec<String>,
-    nfa: NFA,
-}
-
-/// Where a match ends in the fed text, and where it began in the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RegexHit {
-    /// Index of the pattern.
-    pub pattern: usize,
-    /// Offset of the match in the stream.
-    pub start: u64,
-    /// Offset just after it, in the text of this call.
-    pub end: usize,
-}
-
-/// The walks of one stream.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RegexState {
-    /// Bytes fed so far.
-    num_bytes: u64,
-    last_byte: Option<u8>,
-    /// The state of each walk and where it began, the earliest first; no state twice.
-    walks: Vec<(StateID, u64)>,
-}
-
-/// Memory used again for each byte, of whatever stream: it is as large as an automaton.
-#[derive(Debug, Default)]
-struct Scratch {
-    next: Vec<(StateID, u64)>,
-    stack: Vec<StateID>,
-    /// The round in which a state was last entered; no two rounds have the same number.
-    entered: Vec<u64>,
-    round: u64,
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    machine: Machine,
 }
 
 impl StopRegex {
@@ -109,7 +72,8 @@ impl StopRegex {
             parsed.push(hir);
         }
         if let Some(nfa) = build(&parsed) {
-            return Ok(Some(Self { patterns, nfa }));
+            let machine = Machine::new(&nfa);
+            return Ok(Some(Self { patterns, machine }));
         }
         let is_too_large = |count: &usize| build(&parsed[..*count]).is_none();
         let count = (1..parsed.len()).find(is_too_large);
@@ -127,128 +91,9 @@ impl StopRegex {
         &self.patterns
     }
 
-    /// Feeds `text`, moving `state`; stops where the first match is complete. If several end there,
-    /// the one that began first is reported.
-    pub(crate) fn feed(&self, state: &mut RegexState, text: &[u8]) -> Option<RegexHit> {
-        SCRATCH.with_borrow_mut(|scratch| {
-            if scratch.entered.len() < self.nfa.states().len() {
-                scratch.entered.resize(self.nfa.states().len(), 0);
-            }
-            text.iter().enumerate().find_map(|(index, &byte)| {
-                let (pattern, start) = self.step(state, scratch, byte)?;
-                Some(RegexHit {
-                    pattern,
-                    start,
-                    end: index + 1,
-                })
-            })
-        })
-    }
-
-    /// Moves every walk by one byte; returns the match that it completes.
-    fn step(
-        &self,
-        state: &mut RegexState,
-        scratch: &mut Scratch,
-        byte: u8,
-    ) -> Option<(usize, u64)> {
-        // Matches begin between characters.
-        let is_boundary = byte & 0xC0 != 0x80;
-        scratch.round += 1;
-        let mut walks = std::mem::take(&mut state.walks);
-        if is_boundary {
-            for &(walk, _) in &walks {
-                scratch.entered[walk.as_usize()] = scratch.round;
-            }
-            // No pattern matches the empty text, so this completes nothing.
-            let first = self.nfa.start_anchored();
-            self.enter(state, scratch, &mut walks, first, state.num_bytes);
-            scratch.round += 1;
-        }
-        state.num_bytes += 1;
-        state.last_byte = Some(byte);
-        let mut next = std::mem::take(&mut scratch.next);
-        next.clear();
-        let mut hit = None;
-        for &(walk, start) in &walks {
-            let Some(target) = self.target(walk, byte) else {
-                continue;
-            };
-            let found = self.enter(state, scratch, &mut next, target, start);
-            hit = hit.or(found.map(|pattern| (pattern, start)));
-        }
-        scratch.next = walks;
-        state.walks = next;
-        hit
-    }
-
-    fn target(&self, walk: StateID, byte: u8) -> Option<StateID> {
-        match self.nfa.state(walk) {
-            State::ByteRange { trans } if trans.matches_byte(byte) => Some(trans.next),
-            State::Sparse(transitions) => transitions.matches_byte(byte),
-            State::Dense(transitions) => transitions.matches_byte(byte),
-            _ => None,
-        }
-    }
-
-    /// Adds the states that `first` leads to without a byte; returns the first pattern complete there.
-    fn enter(
-        &self,
-        state: &RegexState,
-        scratch: &mut Scratch,
-        walks: &mut Vec<(StateID, u64)>,
-        first: StateID,
-        start: u64,
-    ) -> Option<usize> {
-        let mut found: Option<usize> = None;
-        scratch.stack.clear();
-        scratch.stack.push(first);
-        while let Some(id) = scratch.stack.pop() {
-            if std::mem::replace(&mut scratch.entered[id.as_usize()], scratch.round)
-                == scratch.round
-            {
-                continue;
-            }
-            match self.nfa.state(id) {
-                State::ByteRange { .. } | State::Sparse(_) | State::Dense(_) => {
-                    walks.push((id, start));
-                }
-                State::Look { look, next } => {
-                    if looks_back(*look, state.num_bytes, state.last_byte) {
-                        scratch.stack.push(*next);
-                    }
-                }
-                State::Union { alternates } => scratch.stack.extend(alternates.iter().rev()),
-                State::BinaryUnion { alt1, alt2 } => scratch.stack.extend([*alt2, *alt1]),
-                State::Capture { next, .. } => scratch.stack.push(*next),
-                State::Match { pattern_id } => {
-                    let pattern = pattern_id.as_usize();
-                    found = Some(found.map_or(pattern, |other| other.min(pattern)));
-                }
-                State::Fail => {}
-            }
-        }
-        found
-    }
-}
-
-impl RegexState {
-    /// How many bytes at the end of the text fed so far an unfinished match may hold.
-    pub(crate) fn held_len(&self) -> usize {
-        let earliest = self
-            .walks
-            .first()
-            .map_or(self.num_bytes, |&(_, start)| start);
-        usize::try_from(self.num_bytes - earliest).unwrap_or(usize::MAX)
-    }
-}
-
-fn looks_back(look: Look, at: u64, last_byte: Option<u8>) -> bool {
-    match look {
-        Look::Start => at == 0,
-        Look::StartLF => at == 0 || last_byte == Some(b'\n'),
-        // Others are refused when the pattern is compiled.
-        _ => false,
+    /// What finds them in a stream.
+    pub(crate) fn machine(&self) -> &Machine {
+        &self.machine
     }
 }
 

@@ -5,22 +5,29 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Writes a `tokenizer.json` with the 256 bytes, a few merges and `<|user|>` into a directory of its
-/// own below the system's for temporary files, and returns its path.
+/// Writes a `tokenizer.json` with the 256 bytes, a few merges and `<|user|>` below the system's directory
+/// for temporary files, once for all processes, and returns its path.
 ///
 /// # Errors
 /// The directory cannot be written.
 pub fn example_tokenizer() -> io::Result<PathBuf> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let name = format!(
-        "dsserve-tokenizer-{}-{}",
+    let json = example_json().to_string();
+    let name = concat!("dsserve-tokenizer-example-", env!("CARGO_PKG_VERSION"));
+    let dir = std::env::temp_dir().join(name);
+    let path = dir.join("tokenizer.json");
+    if std::fs::read_to_string(&path).is_ok_and(|known| known == json) {
+        return Ok(path);
+    }
+    std::fs::create_dir_all(&dir)?;
+    // Other processes see the whole file or none.
+    let own = dir.join(format!(
+        "{}-{}",
         std::process::id(),
         NEXT.fetch_add(1, Ordering::Relaxed)
-    );
-    let dir = std::env::temp_dir().join(name);
-    std::fs::create_dir_all(&dir)?;
-    let path = dir.join("tokenizer.json");
-    std::fs::write(&path, example_json().to_string())?;
+    ));
+    std::fs::write(&own, json)?;
+    std::fs::rename(&own, &path)?;
     Ok(path)
 }
 
