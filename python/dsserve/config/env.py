@@ -72,3 +72,8 @@ def client_settings() -> ClientSettings:
 def golden_dir() -> str | None:
     """Return the folder of the golden data, if `DSSERVE_GOLDEN` names one (tests only)."""
     return os.environ.get("DSSERVE_GOLDEN") or None
+
+
+def has_sync_guard() -> bool:
+    """Return whether `DSSERVE_SYNC_GUARD` makes it an error to wait for the device while a step is launched."""
+    return os.environ.get("DSSERVE_SYNC_GUARD", "") not in ("", "0")

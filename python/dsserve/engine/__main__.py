@@ -158,8 +158,9 @@ class _Engine:
             "page_size": memory.page_size,
         }
         is_fake = server.load_format == "fake"
+        module = "fake" if is_fake else "cuda" if server.device == "cuda" else "worker"
         build_worker: Callable[..., Worker] = importlib.import_module(
-            "dsserve.worker.fake" if is_fake else "dsserve.worker.worker"
+            f"dsserve.worker.{module}"
         ).build_worker
         resolved = msgspec.structs.replace(config, server=server.to_dict())
         worker = self._worker = build_worker(

@@ -70,5 +70,5 @@ class OperationsOptions:
         "auto",
         "Where the model runs; auto is the CPU in this version.",
         since=1,
-        choices={"auto": 1, "cpu": 1, "cuda": 6},
+        choices={"auto": 1, "cpu": 1, "cuda": 3},
     )
