@@ -21,7 +21,8 @@ class DraftRecorder:
     def __init__(self, runner: Runner, draft: DraftModel, *, slot: int, floor: int) -> None:
         """`floor` is the request's `tail_floor`."""
         self._runner, self._draft = runner, draft
-        self._slot, self._floor = torch.tensor([slot]), torch.tensor([floor])
+        self._device = runner.pools.token_ring.device
+        self._slot, self._floor = self._number(slot), self._number(floor)
         self._anchors: list[Tensor] = []
         self._proposals: list[Proposal] = []
 
@@ -31,7 +32,7 @@ class DraftRecorder:
         config, pools = self._runner.model.config, self._runner.pools
         history = history_rows(
             self._slot,
-            torch.tensor([position - 1]),
+            self._number(position - 1),
             self._floor,
             window=config.sliding_window,
             ring_rows=pools.layout.window_ring_rows,
@@ -40,12 +41,16 @@ class DraftRecorder:
         self._proposals.append(
             self._draft.propose(
                 anchor,
-                torch.tensor([position]),
+                self._number(position),
                 history,
                 gamma=config.dspark_block_size,
                 pools=pools,
             )
         )
+
+    def _number(self, value: int) -> Tensor:
+        """[1] int64 on the device."""
+        return torch.tensor([value], device=self._device)
 
     def tensors(self) -> dict[str, Tensor]:
         """`draft_ids` [n, 1 + gamma], `draft_logits` [n, gamma, V] and `draft_confidence` [n, gamma]."""

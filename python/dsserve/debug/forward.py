@@ -21,6 +21,8 @@ from dsserve.debug.drafts import DraftRecorder
 from dsserve.debug.plans import RequestPlanner
 from dsserve.engram.hashing import build_engram_constants, load_token_map
 from dsserve.errors import ConfigError, DsserveError
+from dsserve.worker.cuda_device import CudaDevice
+from dsserve.worker.placed_runner import PlacedRunner
 from dsserve.worker.runner import Runner, RunnerSizes, load_model
 
 if TYPE_CHECKING:
@@ -142,11 +144,26 @@ class CaseRunner:
     """Runs cases; one model per selection width."""
 
     def __init__(
-        self, path: Path, config: ModelConfig, numerics: str, *, draft: bool = False
+        self,
+        path: Path,
+        config: ModelConfig,
+        numerics: str,
+        *,
+        draft: bool = False,
+        device: torch.device | None = None,
     ) -> None:
-        """Models are loaded when a case first needs them; `draft`: with the DSpark head."""
+        """Models are loaded when a case first needs them.
+
+        Args:
+            path: Checkpoint.
+            config: Its configuration.
+            numerics: `released` or `fp32`.
+            draft: With the DSpark head.
+            device: Where cases run; the CPU if None.
+        """
         self._path, self._config, self._numerics = path, config, numerics
         self._draft = draft
+        self._device = device or torch.device("cpu")
         self._models: dict[bool, DeepseekV41Model] = {}
 
     def run(self, case: Case) -> dict[str, Tensor]:
@@ -160,7 +177,7 @@ class CaseRunner:
             num_columns,
             self._config.max_position_embeddings,
         )
-        runner = Runner(self._model(case.mode == "dense"), sizes, torch.device("cpu"))
+        runner = PlacedRunner(self._model(case.mode == "dense"), sizes, self._device)
         cache = _native.RadixCache(page_size=page_size, num_pages=sizes.num_pages)
         planner = RequestPlanner(cache, slot=_SLOT, page_size=page_size, num_columns=num_columns)
         # With the head loaded its input is written for every case: golden prompts without drafts have it.
@@ -187,7 +204,7 @@ class CaseRunner:
             under = "" if case.mode == "replay" else "greedy."
             for name, tensor in self._decode(runner, planner, case, logits[-1:]).items():
                 result[under + name] = tensor
-        return {f"{case.output_prefix}.{name}": tensor for name, tensor in result.items()}
+        return {f"{case.output_prefix}.{name}": tensor.cpu() for name, tensor in result.items()}
 
     def _model(self, is_dense: bool) -> DeepseekV41Model:
         if is_dense not in self._models:
@@ -199,7 +216,7 @@ class CaseRunner:
                 config,
                 numerics=self._numerics,
                 context_length=config.max_position_embeddings,
-                device=torch.device("cpu"),
+                device=self._device,
                 draft=self._draft,
             )
         return self._models[is_dense]
@@ -299,13 +316,17 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--input", required=True, type=Path, help="cases as JSON")
     parser.add_argument("--out", required=True, type=Path, help="safetensors file to write")
     parser.add_argument("--numerics", choices=("released", "fp32"), default="released")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(list(argv))
     torch.set_num_threads(1)
     try:
+        device = CudaDevice(is_guarded=False).torch_device if options.device == "cuda" else None
         config = load_model_config(options.model_path)
         cases = read_cases(options.input, config)
         draft = any(case.draft or "dspark_main_hidden" in case.capture for case in cases)
-        runner = CaseRunner(options.model_path, config, options.numerics, draft=draft)
+        runner = CaseRunner(
+            options.model_path, config, options.numerics, draft=draft, device=device
+        )
         tensors = engram_tensors(options.model_path, config)
         for case in cases:
             tensors |= runner.run(case)
