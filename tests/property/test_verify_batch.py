@@ -189,9 +189,7 @@ def test_fewer_verified_rows_are_laid_out_as_if_they_were_all(
     )
     relay.committed_len[torch.from_numpy(plan.request_slot)] = torch.from_numpy(plan.start_position)
     relay.write_pages(torch.from_numpy(plan.page_deltas))
-    inputs = StepInputs.of(
-        plan, CPU, lengths=torch.from_numpy(lengths), num_rows=int(lengths.sum())
-    )
+    inputs = StepInputs.of(plan, CPU).with_drafts(torch.from_numpy(drafts), int(drafts.sum()))
     ours = DeviceBatchBuilder(CONFIG, LAYOUT, relay).build(inputs)
     assert_same_rows(ours.encoder, expected.encoder)
     assert_same_rows(ours.decoder, expected.decoder)

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
     from dsserve.config.model import ModelConfig
 
 
-def model(*, window=128, positions=4096, ratio=2) -> ModelConfig:
+def model(*, window=128, positions=4096, ratio=2, stages=0, block=5, fake=None) -> ModelConfig:
     facts = SimpleNamespace(
-        sliding_window=window, max_position_embeddings=positions, stateful_ratio=ratio
+        sliding_window=window,
+        max_position_embeddings=positions,
+        stateful_ratio=ratio,
+        has_draft=stages > 0,
+        dspark_block_size=block,
+        fake=fake or {},
     )
     return cast("ModelConfig", facts)
 
@@ -43,6 +48,58 @@ def test_automatic_values_are_decided():
 def test_resolving_twice_changes_nothing():
     once = resolve(config(page_size=64), model())
     assert resolve(once, model()) == once
+    drafting = resolve(config(speculative_algorithm="DSPARK"), model(stages=2))
+    assert resolve(drafting, model(stages=2)) == drafting
+
+
+@pytest.mark.parametrize(
+    ("flags", "algorithm", "num_tokens"),
+    [
+        ({"speculative_algorithm": "DSPARK"}, "DSPARK", 6),
+        ({"speculative_algorithm": "DSPARK", "speculative_num_draft_tokens": 4}, "DSPARK", 4),
+        ({"speculative_algorithm": "none"}, "none", None),
+        ({"speculative_algorithm": "NONE"}, "none", None),
+    ],
+)
+def test_draft_tokens_count_the_anchor(flags, algorithm, num_tokens):
+    resolved = resolve(config(**flags), model(stages=2))
+    assert resolved.speculative_algorithm == algorithm
+    assert resolved.speculative_num_draft_tokens == num_tokens
+
+
+def test_the_fake_model_drafts_where_it_is_told_how():
+    flags = {"load_format": "fake", "speculative_algorithm": "DSPARK"}
+    drafting = resolve(config(**flags), model(fake={"draft_accept": [1]}))
+    assert drafting.speculative_algorithm == "DSPARK"
+    with pytest.raises(ConfigError, match="draft_accept"):
+        resolve(config(**flags), model(stages=2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "stages", "param"),
+    [
+        ({"speculative_algorithm": "DSPARK"}, 0, "--speculative-algorithm"),
+        (
+            {"speculative_algorithm": "DSPARK", "speculative_num_draft_tokens": 7},
+            2,
+            "--speculative-num-draft-tokens",
+        ),
+        (
+            {"speculative_algorithm": "none", "speculative_num_draft_tokens": 4},
+            2,
+            "--speculative-num-draft-tokens",
+        ),
+        (
+            {"speculative_algorithm": "DSPARK", "speculative_use_block_verification": True},
+            2,
+            "--speculative-use-block-verification",
+        ),
+    ],
+)
+def test_drafts_that_cannot_be_are_refused(flags, stages, param):
+    with pytest.raises(ConfigError) as raised:
+        resolve(config(**flags), model(stages=stages))
+    assert raised.value.param == param
 
 
 def test_what_the_user_gave_stays():

@@ -99,6 +99,7 @@ def test_scheduler_takes_every_option_that_concerns_it():
         "prefill_decode_interval": 3,
         "conservativeness": 1.0,
         "max_steps_in_flight": 2,
+        "draft_len": 0,
         "stateful_ratio": 2,
         "eos_token_ids": [1],
     }

@@ -15,7 +15,7 @@ from dsserve_kernels.registry import reference
 
 #: Counter ranges of the random numbers, apart from each other and from the ids (0 and up) that plain draws count by.
 _SPAN = 1 << 32
-_DRAFT, _ACCEPT, _RESIDUAL = -1 << 40, -2 << 40, -3 << 40
+_DRAFT, _ACCEPT, _RESIDUAL, _SIMULATE = -1 << 40, -2 << 40, -3 << 40, -4 << 40
 
 
 @reference("accept_draws")
@@ -145,6 +145,21 @@ def accept_block(
     share = joint.gather(1, accepted.unsqueeze(1))
     bonus = _behind(target, draft, accepted, num_drafts, share, seed, anchor)
     return accepted, bonus
+
+
+@reference("simulate_accepted")
+def simulate_accepted(mean: Tensor, num_drafts: Tensor, seed: Tensor, anchor: Tensor) -> Tensor:
+    """Accepted drafts [B] of a benchmark, whatever the target says: the two whole numbers around the mean, mixed.
+
+    Args:
+        mean: [B] float64, accepted drafts on average.
+        num_drafts: [B] int64, no more than these.
+        seed: [B] int64.
+        anchor: [B] int64, position of the anchor.
+    """
+    least = mean.floor()
+    is_more = uniform(seed, anchor, torch.full_like(seed, _SIMULATE)) < mean - least
+    return torch.minimum(least.long() + is_more, num_drafts)
 
 
 @reference("allocate_drafts")

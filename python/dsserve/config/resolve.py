@@ -33,6 +33,7 @@ def resolve(config: ServerConfig, model: ModelConfig) -> ServerConfig:
     if config.model_path is None:
         raise ConfigError("--model-path is not set", param="--model-path")
     page_size = config.page_size if config.page_size is not None else default_page_size(model)
+    algorithm = _speculative_algorithm(config, model)
     resolved = config.replace(
         tokenizer_path=config.tokenizer_path or config.model_path,
         served_model_name=config.served_model_name or _last_part(config.model_path),
@@ -43,9 +44,8 @@ def resolve(config: ServerConfig, model: ModelConfig) -> ServerConfig:
         engram_placement="device" if config.engram_placement == "auto" else config.engram_placement,
         enable_encoder_swa_bounded_replay=config.enable_encoder_swa_bounded_replay is not False,
         enable_decoder_swa_bounded_replay=config.enable_decoder_swa_bounded_replay is not False,
-        speculative_algorithm=(
-            "none" if config.speculative_algorithm == "auto" else config.speculative_algorithm
-        ),
+        speculative_algorithm=algorithm,
+        speculative_num_draft_tokens=_num_draft_tokens(config, model, algorithm),
         reasoning_parser=_parser("--reasoning-parser", config.reasoning_parser, "deepseek-v41"),
         tool_call_parser=_parser("--tool-call-parser", config.tool_call_parser, "deepseekv41"),
     )
@@ -116,6 +116,51 @@ def _check_engram(config: ServerConfig, model: ModelConfig) -> None:
             f"--engram-placement {placement}: does not work yet with --device {config.device}; use device",
             param="--engram-placement",
         )
+
+
+def _speculative_algorithm(config: ServerConfig, model: ModelConfig) -> str:
+    """`none` or `DSPARK`; the fake model drafts where its settings say how."""
+    wanted = config.speculative_algorithm
+    is_fake = config.load_format == "fake"
+    has_draft = "draft_accept" in model.fake if is_fake else model.has_draft
+    if wanted == "DSPARK" and not has_draft:
+        remedy = (
+            "give the fake model draft_accept"
+            if is_fake
+            else "the checkpoint has no DSpark head (num_nextn_predict_layers is 0); use none"
+        )
+        raise ConfigError(
+            f"--speculative-algorithm DSPARK: {remedy}", param="--speculative-algorithm"
+        )
+    return "DSPARK" if has_draft and wanted == "DSPARK" else "none"
+
+
+def _num_draft_tokens(config: ServerConfig, model: ModelConfig, algorithm: str) -> int | None:
+    """Draft tokens of a step with the anchor, or None without drafts."""
+    wanted, most = config.speculative_num_draft_tokens, model.dspark_block_size + 1
+    if algorithm == "none":
+        if wanted is not None:
+            raise ConfigError(
+                f"--speculative-num-draft-tokens {wanted}: there are no drafts with "
+                "--speculative-algorithm none; leave one of them out",
+                param="--speculative-num-draft-tokens",
+            )
+        return None
+    if wanted is not None and wanted > most:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {wanted}: the checkpoint drafts blocks of "
+            f"{most - 1} tokens, with the anchor {most}; use at most {most}",
+            param="--speculative-num-draft-tokens",
+        )
+    if config.speculative_use_block_verification and (
+        config.speculative_dspark_sampling == "shared-noise"
+    ):
+        raise ConfigError(
+            "--speculative-use-block-verification: goes with --speculative-dspark-sampling rejection "
+            "or greedy-draft; name one of them",
+            param="--speculative-use-block-verification",
+        )
+    return most if wanted is None else wanted
 
 
 def _default_chunk(model: ModelConfig, page_size: int) -> int:

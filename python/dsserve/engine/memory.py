@@ -48,7 +48,8 @@ def plan_memory(server: ServerConfig, model: ModelConfig) -> MemoryPlan:
     page_size = server.page_size
     if page_size is None:
         raise ConfigError("--page-size is not resolved", param="--page-size")
-    layout = kv_layout(model, page_size)
+    has_draft_rings = server.speculative_algorithm == "DSPARK" and server.load_format != "fake"
+    layout = kv_layout(model, page_size, draft=has_draft_rings)
     if server.max_total_tokens is not None:
         num_pages = server.max_total_tokens // page_size
         flag, reason = "--max-total-tokens", f"--max-total-tokens {server.max_total_tokens}"

@@ -48,9 +48,16 @@ def scheduler_config(server: ServerConfig, model: ModelConfig, *, num_pages: int
         "overlap_prefills": not server.disable_consecutive_prefill_overlap,
         "conservativeness": server.schedule_conservativeness,
         "max_steps_in_flight": MAX_STEPS_IN_FLIGHT,
+        "draft_len": draft_len(server),
         "stateful_ratio": model.stateful_ratio,
         "eos_token_ids": list(model.eos_token_ids),
     }
+
+
+def draft_len(server: ServerConfig) -> int:
+    """Drafts behind the anchor in a resolved configuration; 0 without speculation."""
+    num_tokens = server.speculative_num_draft_tokens
+    return 0 if server.speculative_algorithm == "none" or num_tokens is None else num_tokens - 1
 
 
 def _timeout_us(timeout_s: float) -> int | None:

@@ -71,6 +71,11 @@ class Runner:
         staged = self.model.stage_engram(plan)
         return batch if staged is None else replace(batch, engram=staged)
 
+    def write_pages(self, plan: PlanView) -> None:
+        """Host part of a step that the device lays out: page-table changes. Called in plan order."""
+        self._builder.write_pages(plan)
+        self.model.stage_engram(plan)
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, capture: Capture | None = None) -> Tensor:
         """Device part of a step: logits [S, V] float32 of `batch.logit_rows`."""

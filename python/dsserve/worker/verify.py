@@ -8,7 +8,7 @@ slot. Nothing is read back to the host, and there is no loop over requests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,49 +68,46 @@ class StepInputs:
     is_verify: bool
 
     @classmethod
-    def of(
-        cls,
-        plan: PlanView,
-        device: torch.device,
-        *,
-        lengths: Tensor | None = None,
-        num_rows: int = -1,
-    ) -> StepInputs:
-        """The inputs of a plan.
-
-        Args:
-            plan: The plan.
-            device: Where the tensors go.
-            lengths: [B] rows of a VERIFY step that are fewer than the plan's (compact verification), on the device.
-            num_rows: Their sum.
-        """
+    def of(cls, plan: PlanView, device: torch.device) -> StepInputs:
+        """The inputs of a plan, on their way to the device."""
 
         def put(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(array).to(device, non_blocking=True)
 
-        rows = np.diff(plan.cu_seqlens)
+        lengths = np.diff(plan.cu_seqlens)
         continues = plan.continues
         token_ids = plan.token_ids.copy()
         token_ids[continues[plan.row_request]] = -1
-        is_cut = (plan.tail_len != rows).any() or (plan.tail_floor != plan.window_floor).any()
-        is_ragged = lengths is not None
+        is_cut = (plan.tail_len != lengths).any() or (plan.tail_floor != plan.window_floor).any()
         return cls(
             slots=put(plan.request_slot),
             start=put(plan.start_position),
-            lengths=put(rows) if lengths is None else lengths,
-            tail_len=put(plan.tail_len) if lengths is None else lengths,
+            lengths=put(lengths),
+            tail_len=put(plan.tail_len),
             from_relay=put(continues),
             window_floor=put(plan.window_floor),
             write_floor=put(plan.write_floor),
             tail_floor=put(plan.tail_floor),
-            token_ids=put(token_ids[:num_rows] if is_ragged else token_ids),
+            token_ids=put(token_ids),
             seed_ids=put(plan.history_ids),
             sampled=put(np.flatnonzero(plan.samples)),
-            num_rows=num_rows if is_ragged else len(token_ids),
-            num_tail_rows=num_rows if is_ragged else int(plan.tail_len.sum()),
-            max_len=int((plan.start_position + rows).max(initial=0)),
+            num_rows=len(token_ids),
+            num_tail_rows=int(plan.tail_len.sum()),
+            max_len=int((plan.start_position + lengths).max(initial=0)),
             is_cut=bool(is_cut),
             is_verify=plan.phase == PHASE_VERIFY,
+        )
+
+    def with_drafts(self, num_drafts: Tensor, total: int) -> StepInputs:
+        """The same VERIFY step with fewer drafts: [B], `total` in all."""
+        lengths, num_rows = num_drafts + 1, num_drafts.shape[0] + total
+        return replace(
+            self,
+            lengths=lengths,
+            tail_len=lengths,
+            token_ids=self.token_ids[:num_rows],
+            num_rows=num_rows,
+            num_tail_rows=num_rows,
         )
 
 

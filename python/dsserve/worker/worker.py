@@ -16,6 +16,7 @@ from dsserve.config.model import load_model_config
 from dsserve.config.server import ServerConfig
 from dsserve.engram.placement import EngramOptions
 from dsserve.engram.shared import folder_name
+from dsserve.errors import ConfigError
 from dsserve.worker.base import (
     NUM_BUFFER_SETS,
     STATUS_NAN,
@@ -30,11 +31,18 @@ from dsserve.worker.base import (
 from dsserve.worker.batch import PlanView
 from dsserve.worker.runner import Runner, RunnerSizes, load_model, sampled_ids
 from dsserve.worker.sampler import Sampler, SamplingRow
+from dsserve.worker.speculator import (
+    SpeculationSettings,
+    SpeculativeStep,
+    Speculator,
+    longest_block,
+)
 from dsserve.worker.stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from dsserve.config.model import ModelConfig
     from dsserve.models.batch import ForwardBatch
     from dsserve.protocol.engine import EngineConfig
 
@@ -61,9 +69,8 @@ class ModelWorker:
     def launch(self, set_index: int) -> StepHandle:
         """Build the batch on this thread, then queue the forward and the draw."""
         plan = PlanView.of(self._buffers[set_index])
-        batch = self._runner.prepare(plan)
         rows = self._sampler.rows_of(plan.request_id[plan.samples])
-        return self._stream.submit(lambda: self._run(plan, batch, rows))
+        return self._stream.submit(self._step(plan, rows))
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget the sampling state of ended requests."""
@@ -77,6 +84,11 @@ class ModelWorker:
         """Run what was launched, then end the stream and let go of shared memory."""
         self._stream.close()
         self._runner.model.close()
+
+    def _step(self, plan: PlanView, rows: list[SamplingRow]) -> Callable[[], StepResult]:
+        """The host's part of a step; what is left of it runs on the stream."""
+        batch = self._runner.prepare(plan)
+        return lambda: self._run(plan, batch, rows)
 
     @torch.inference_mode()
     def _run(self, plan: PlanView, batch: ForwardBatch, rows: list[SamplingRow]) -> StepResult:
@@ -114,15 +126,18 @@ def build_worker(
     torch.set_num_threads(1)
     device = torch.device("cpu")
     context_length = server.context_length or model_config.max_position_embeddings
+    gamma = draft_len_of(server, model_config)
     model = load_model(
         path,
         model_config,
         numerics=server.numerics,
-        context_length=context_length,
+        # Steps in flight may run past the last position before their results are seen.
+        context_length=context_length + 2 * (gamma + 1) if gamma else context_length,
         device=device,
         load_format=server.load_format,
         seed=server.random_seed or 0,
         progress=lambda done, total, stage: progress(stage, done, total),
+        draft=gamma > 0,
         engram=EngramOptions(
             placement=server.engram_placement,
             cache_rows=server.engram_cache_size,
@@ -148,4 +163,65 @@ def build_worker(
     gc.collect()
     gc.freeze()
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
-    return ModelWorker(runner, sampler, buffers)
+    if model.draft is None:
+        return ModelWorker(runner, sampler, buffers)
+    settings = SpeculationSettings(
+        gamma=gamma,
+        verify=server.speculative_dspark_verify,
+        sampling=server.speculative_dspark_sampling,
+        is_block=server.speculative_use_block_verification,
+    )
+    logger.info(
+        "DSpark: %d drafts behind the anchor (--speculative-num-draft-tokens %d), verification %s, sampling %s",
+        gamma,
+        gamma + 1,
+        settings.verify,
+        settings.sampling,
+    )
+    speculator = Speculator(runner, sampler, model.draft, settings, device)
+    return SpeculativeWorker(runner, sampler, buffers, speculator)
+
+
+class SpeculativeWorker(ModelWorker):
+    """The same with drafts."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        sampler: Sampler,
+        buffers: list[PlanBuffers],
+        speculator: Speculator,
+    ) -> None:
+        """Start the stream."""
+        super().__init__(runner, sampler, buffers)
+        self._speculator = speculator
+
+    def _step(self, plan: PlanView, rows: list[SamplingRow]) -> Callable[[], StepResult]:
+        """See `ModelWorker._step`."""
+        step = self._speculator.prepare(plan, rows)
+        return lambda: self._run_drafts(step)
+
+    @torch.inference_mode()
+    def _run_drafts(self, step: SpeculativeStep) -> StepResult:
+        """On the stream: the step, and what the host gets of it."""
+        started = time.monotonic()
+        result = self._speculator.run(step)
+        return self._speculator.fetch(step, result, started)
+
+
+def draft_len_of(server: ServerConfig, model: ModelConfig) -> int:
+    """Drafts behind the anchor; 0 without speculation.
+
+    Raises:
+        ConfigError: The rings have no room for so many.
+    """
+    num_tokens = server.speculative_num_draft_tokens
+    if server.speculative_algorithm != "DSPARK" or num_tokens is None:
+        return 0
+    most = longest_block(model.engram_max_ngram_size)
+    if num_tokens - 1 > most:
+        raise ConfigError(
+            f"--speculative-num-draft-tokens {num_tokens}: at most {most + 1} work in this version",
+            param="--speculative-num-draft-tokens",
+        )
+    return num_tokens - 1

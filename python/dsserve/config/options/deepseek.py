@@ -53,23 +53,33 @@ class DeepseekOptions:
     )
     speculative_algorithm: str = option(
         "auto",
-        "Speculative decoding; auto is none in this version.",
+        "Speculative decoding; auto is DSPARK where the checkpoint has its head, else none.",
         since=1,
-        choices={"auto": 1, "none": 1, "DSPARK": 4, "EAGLE": LATER},
+        choices={"auto": 1, "none": 1, "NONE": 1, "DSPARK": 3, "EAGLE": LATER},
     )
     speculative_num_draft_tokens: int | None = option(
         None,
-        "Draft tokens of one step, the anchor included.",
-        since=4,
+        "Draft tokens of one step, the anchor included: 4 means three drafts.",
+        since=3,
         kind=Kind.INT,
         minimum=2,
         default_text="block size of the checkpoint + 1",
     )
     speculative_dspark_verify: str = option(
         "static",
-        "How many drafts are verified.",
-        since=4,
-        choices={"static": 4, "cap": 4, "compact": 4},
+        "How many drafts are verified: all; all, of which a schedule by confidence counts; or only those.",
+        since=3,
+        choices={"static": 3, "cap": 3, "compact": 3},
+    )
+    speculative_dspark_sampling: str = option(
+        "shared-noise",
+        "How drafts of sampled requests are accepted: if the target draws them with the same noise (a seed then "
+        "gives what it gives without drafts); by rejection sampling; or that with arg-max drafts.",
+        since=3,
+        choices={"shared-noise": 3, "rejection": 3, "greedy-draft": 3},
+    )
+    speculative_use_block_verification: bool = switch(
+        "Accept runs of drafts jointly; with the samplings rejection and greedy-draft.", since=3
     )
     dsv4_attn_backend: str = option("auto", "Attention kernels.", since=6)
     enable_deterministic_inference: bool = switch(

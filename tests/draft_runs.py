@@ -1,0 +1,247 @@
+"""Scheduler and worker of the real model in one process, with drafts or without, for tests of whole generations."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dsserve import _native
+from dsserve.config.model import load_model_config
+from dsserve.protocol.engine import FinishCode, SamplingParams, pack_u32, unpack_u32, unpack_u64
+from dsserve.worker.base import NUM_BUFFER_SETS, AdmittedRequest, allocate_plan_buffers
+from dsserve.worker.runner import Runner, RunnerSizes, load_model
+from dsserve.worker.sampler import Sampler
+from dsserve.worker.speculator import SpeculationSettings, Speculator
+from dsserve.worker.worker import ModelWorker, SpeculativeWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dsserve.models.deepseek_v4.model import DeepseekV41Model
+    from dsserve.worker.base import StepResult
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a test."""
+
+    prompt: Sequence[int]
+    max_new_tokens: int = 16
+    sampling: SamplingParams = GREEDY
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    draft_len: int | None = None
+    simulated_len: float | None = None
+    #: After how many steps it arrives.
+    arrives: int = 0
+    #: Stands for a stop string: the text bridge asks to keep so many tokens once they are out.
+    kept: int | None = None
+
+
+@dataclass
+class Answer:
+    """What came of it."""
+
+    ids: list[int] = field(default_factory=list)
+    code: FinishCode = FinishCode.NONE
+    cached_len: int = 0
+
+
+@cache
+def loaded_model(path: Path, numerics: str, *, draft: bool) -> DeepseekV41Model:
+    config = load_model_config(path)
+    return load_model(
+        path, config, numerics=numerics, context_length=1024 + 16, device=CPU, draft=draft
+    )
+
+
+class Server:
+    """One engine without its process: requests in, answers out."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        settings: SpeculationSettings | None,
+        numerics: str = "released",
+        page_size: int = 128,
+        num_pages: int = 64,
+        max_running_requests: int = 16,
+        context_length: int = 1024,
+        **scheduler: Any,
+    ) -> None:
+        """With `settings` it drafts; keyword arguments are the scheduler's."""
+        model = loaded_model(path, numerics, draft=settings is not None)
+        config = model.config
+        self.eos = config.eos_token_ids[0]
+        self.scheduler = _native.Scheduler(
+            json.dumps(
+                {
+                    "page_size": page_size,
+                    "num_pages": num_pages,
+                    "max_running_requests": max_running_requests,
+                    "context_length": context_length,
+                    "chunked_prefill_size": 1024,
+                    "max_prefill_tokens": 16384,
+                    "window": config.sliding_window,
+                    "vocab_size": config.vocab_size,
+                    "encoder_replay": True,
+                    "decoder_replay": True,
+                    "radix_cache": True,
+                    "max_steps_in_flight": 2,
+                    "stateful_ratio": config.stateful_ratio,
+                    "eos_token_ids": list(config.eos_token_ids),
+                    "draft_len": settings.gamma if settings else 0,
+                    **scheduler,
+                }
+            )
+        )
+        capacity = self.scheduler.plan_capacity()
+        sizes = RunnerSizes(
+            page_size, num_pages, capacity["slots"], capacity["columns"], context_length
+        )
+        self.runner = Runner(model, sizes, CPU)
+        sampler = Sampler(
+            model.ops,
+            vocab_size=config.vocab_size,
+            eos_token_ids=config.eos_token_ids,
+            random_seed=1,
+        )
+        buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
+        if settings is None:
+            self.worker = ModelWorker(self.runner, sampler, buffers)
+        else:
+            assert model.draft is not None
+            self.speculator = Speculator(self.runner, sampler, model.draft, settings, CPU)
+            self.worker = SpeculativeWorker(self.runner, sampler, buffers, self.speculator)
+        self.scheduler.register_buffers(buffers)
+        self.results: list[StepResult] = []
+        self._next_id = 1
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def run(self, asks: Sequence[Ask], *, is_overlapped: bool = True) -> list[Answer]:
+        """Run requests to their ends, side by side; answers in order."""
+        first_id, self._next_id = self._next_id, self._next_id + len(asks)
+        answers = {first_id + i: Answer() for i in range(len(asks))}
+        by_id = {first_id + i: ask for i, ask in enumerate(asks)}
+        waiting = deque(sorted(by_id, key=lambda request_id: by_id[request_id].arrives))
+        in_flight: deque[tuple[int, Any]] = deque()
+        num_steps = 0
+        told: set[int] = set()
+        while True:
+            while waiting and by_id[waiting[0]].arrives <= num_steps:
+                self._submit(waiting[0], by_id[waiting[0]])
+                waiting.popleft()
+            self._take(self.scheduler.take_outputs(), answers)
+            summary = self.scheduler.next_plan(num_steps % NUM_BUFFER_SETS, num_steps + 1)
+            if summary is not None:
+                self.worker.admit([self._admitted(i, by_id[i]) for i in summary.admitted])
+                in_flight.append((summary.step_id, self.worker.launch(num_steps % NUM_BUFFER_SETS)))
+                num_steps += 1
+            elif not in_flight:
+                if not waiting:
+                    break
+                num_steps = max(num_steps, by_id[waiting[0]].arrives)
+                continue
+            if summary is None or len(in_flight) == 2 or not is_overlapped:
+                step_id, handle = in_flight.popleft()
+                result = handle.wait()
+                self.results.append(result)
+                outputs = self.scheduler.apply(
+                    step_id, result.token_ids, result.status, num_steps, result.num_ids
+                )
+                self._take(outputs, answers)
+                self._stop_early(answers, by_id, told)
+        self.scheduler.check_invariants()
+        assert not self.scheduler.has_work()
+        return [answers[request_id] for request_id in sorted(answers)]
+
+    def accept_lens(self) -> list[int]:
+        """Accepted drafts and the token behind them, of every request in every VERIFY step."""
+        return [
+            int(count) + 1
+            for result in self.results
+            if result.drafts is not None
+            for count, verified in zip(result.drafts.accepted, result.drafts.verified, strict=True)
+            if verified
+        ]
+
+    def _submit(self, request_id: int, ask: Ask) -> None:
+        spec = {
+            "request_id": request_id,
+            "token_ids": pack_u32(ask.prompt),
+            "max_new_tokens": ask.max_new_tokens,
+            "min_new_tokens": ask.min_new_tokens,
+            "ignore_eos": ask.ignore_eos,
+            "stop_token_ids": pack_u32(ask.stop_token_ids),
+            "arrival_us": request_id,
+        }
+        if ask.draft_len is not None:
+            spec["draft_len"] = ask.draft_len
+        assert self.scheduler.submit([spec]) == []
+
+    @staticmethod
+    def _admitted(request_id: int, ask: Ask) -> AdmittedRequest:
+        return AdmittedRequest(
+            request_id,
+            ask.sampling,
+            np.array(ask.prompt, dtype=np.uint32),
+            ask.stop_token_ids,
+            ask.min_new_tokens,
+            ask.ignore_eos,
+            draft_len=ask.draft_len,
+            simulated_len=ask.simulated_len,
+        )
+
+    def _stop_early(self, answers: dict[int, Answer], asks: dict[int, Ask], told: set[int]) -> None:
+        for request_id, answer in answers.items():
+            kept = asks[request_id].kept
+            if kept is None or request_id in told or len(answer.ids) < kept:
+                continue
+            told.add(request_id)
+            if answer.code is FinishCode.NONE:
+                self.scheduler.finish(request_id, kept)
+
+    @staticmethod
+    def _take(outputs: Any, answers: dict[int, Answer]) -> None:
+        offsets, ids = unpack_u32(outputs.token_offsets), unpack_u32(outputs.token_ids)
+        for index, request_id in enumerate(unpack_u64(outputs.request_ids)):
+            answer = answers[request_id]
+            answer.ids += ids[offsets[index] : offsets[index + 1]]
+            answer.code = FinishCode(outputs.finish_codes[index])
+            answer.cached_len = unpack_u32(outputs.cached_lens)[index]
+            if answer.code is FinishCode.STOP_STRING:
+                del answer.ids[unpack_u32(outputs.output_lens)[index] :]
+
+
+def compare(
+    path: Path,
+    asks: Sequence[Ask],
+    settings: SpeculationSettings,
+    *,
+    is_overlapped: bool = True,
+    **sizes: Any,
+) -> tuple[list[Answer], list[Answer], Server]:
+    """The same requests without drafts and with them; per-request draft lengths mean nothing without."""
+    plain, drafted = Server(path, settings=None, **sizes), Server(path, settings=settings, **sizes)
+    try:
+        expected = plain.run([replace(ask, draft_len=None) for ask in asks])
+        answers = drafted.run(asks, is_overlapped=is_overlapped)
+    finally:
+        plain.close()
+        drafted.close()
+    return expected, answers, drafted
