@@ -69,6 +69,7 @@ def open_host_tables(
             folder.map(name, shape.num_bytes) for name, shape in zip(names, shapes, strict=True)
         ]
     peers.ready()
+    peers.watch()
     return [HostTable(shape, memory, peers) for shape, memory in zip(shapes, maps, strict=True)]
 
 

@@ -16,7 +16,7 @@ from dsserve.errors import ConfigError, EngineFault
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dsserve.engram.shared import SharedFolder
+    from dsserve.engram.shared import SharedFolder, WatchedFile
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 WATCH_S = 0.5
 #: Seconds between two looks while waiting for a part to be loaded.
 _WAIT_S = 0.02
+#: What a rank writes into its file when it leaves: by itself, or because another one has died.
+_LEFT, _GAVE_UP = b"left", b"gave up"
 
 
 class EngramPeerLost(EngineFault):
@@ -47,6 +49,7 @@ class Peers:
         self.rank, self.num_ranks = rank, num_ranks
         self._folder = folder
         self._claim = folder.claim(_claim_name(rank))
+        self._watched: dict[int, WatchedFile] = {}
         self._lost: str | None = None
         self._is_ready = False
         self._stopped = threading.Event()
@@ -61,12 +64,9 @@ class Peers:
         self.close()
 
     def ready(self) -> None:
-        """Tell the others that this rank's part is loaded, and begin to watch them."""
+        """Tell the others that this rank's part is loaded."""
         self._is_ready = True
         self._folder.publish(_ready_name(self.rank))
-        if self.num_ranks > 1:
-            self._thread = threading.Thread(target=self._watch, name="engram peers", daemon=True)
-            self._thread.start()
 
     def fail(self, reason: str) -> None:
         """Tell the others that this rank cannot load its part."""
@@ -89,6 +89,13 @@ class Peers:
                     )
                 time.sleep(_WAIT_S)
 
+    def watch(self) -> None:
+        """Begin to watch the others, of which those present are seen by now."""
+        if self.num_ranks > 1:
+            self._note_dead()
+            self._thread = threading.Thread(target=self._watch, name="engram peers", daemon=True)
+            self._thread.start()
+
     def check(self) -> None:
         """Do nothing while all live.
 
@@ -105,36 +112,45 @@ class Peers:
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
-        if self._folder.path.is_dir():
-            self._folder.publish(_left_name(self.rank))
-        self._claim.close()
+        self._claim.release(_LEFT if self._lost is None else _GAVE_UP)
+        for file in self._watched.values():
+            file.close()
 
-    def look(self) -> str | None:
-        """Look at the others once; returns what is wrong, or None."""
+    def find_dead(self) -> int | None:
+        """Look at the others once; returns a rank whose process has died, or None."""
         for rank in range(self.num_ranks):
-            if rank == self.rank or self._folder.is_held(_claim_name(rank)) is not False:
-                continue  # alive, or not there yet
-            if self._folder.read(_left_name(rank)) is None:
-                return (
-                    f"the process of Engram rank {rank} is gone, which shared the tables with this one; "
-                    "restart the server"
-                )
+            if rank == self.rank:
+                continue
+            file = self._watched.get(rank) or self._folder.watch(_claim_name(rank))
+            if file is None:
+                continue  # not there yet
+            self._watched[rank] = file
+            # A rank that leaves because of a death says so: who made the folder removes it then, and with it the
+            # file of a dead rank that this one may not have seen yet.
+            if file.has_ended(without=_LEFT):
+                return rank
         return None
 
     def _watch(self) -> None:
-        while not self._stopped.wait(WATCH_S):
-            lost = self.look()
-            if lost is not None:
-                logger.error("%s", lost)
-                self._lost = lost
-                return
+        while self._lost is None and not self._stopped.wait(WATCH_S):
+            self._note_dead()
+
+    def _note_dead(self) -> None:
+        dead = self.find_dead()
+        if dead is not None:
+            self._lost = (
+                f"the process of Engram rank {dead} is gone, which shared the tables with this one; "
+                "restart the server"
+            )
+            logger.error("%s", self._lost)
 
     def _check_loading(self, rank: int) -> None:
         reason = self._folder.read(_failed_name(rank))
         if reason is not None:
             raise ConfigError(f"Engram rank {rank} could not load its part: {reason}")
-        if rank != self.rank and self._folder.is_held(_claim_name(rank)) is False:
-            raise EngramPeerLost(f"the process of Engram rank {rank} died while it loaded its part")
+        dead = self.find_dead()
+        if dead is not None:
+            raise EngramPeerLost(f"the process of Engram rank {dead} died while it loaded its part")
         if not self._folder.path.is_dir():
             raise EngramPeerLost("the first process of the server has ended and removed the tables")
 
@@ -149,7 +165,3 @@ def _ready_name(rank: int) -> str:
 
 def _failed_name(rank: int) -> str:
     return f"rank.{rank}.failed"
-
-
-def _left_name(rank: int) -> str:
-    return f"rank.{rank}.left"

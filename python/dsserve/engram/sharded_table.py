@@ -88,6 +88,7 @@ def open_sharded_tables(
         own.append(memory)
     peers.ready()
     peers.wait_ready(ranks, timeout_s=timeout_s)
+    peers.watch()
     return [
         ShardedTable(
             shape,

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 PREFIX = "dsserve-shm-"
 _MEMORY_ROOT = Path("/dev/shm")
 _CREATE_TRIES = 8
+#: Bytes of the longest word of `HeldFile.release`.
+_MAX_WORD = 64
 #: Seconds between two looks for a folder that another process is to make.
 _WAIT_S = 0.02
 
@@ -146,8 +148,9 @@ class SharedFolder:
                 os.posix_fallocate(descriptor, 0, num_bytes)
             return mmap.mmap(descriptor, num_bytes)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise
+            (self.path / name).unlink()
             raise ConfigError(
                 f"{self.path}: {num_bytes} bytes are needed, {free_bytes(self.path)} are free; give the "
                 "shared memory more (docker: --shm-size), or choose another --engram-placement",
@@ -175,27 +178,19 @@ class SharedFolder:
             os.close(descriptor)
 
     def claim(self, name: str) -> HeldFile:
-        """Make a file and hold it until the process ends; see `is_held`."""
+        """Make a file and hold it until the process ends; see `watch`."""
         draft = self.path / f"{name}.{os.getpid()}.part"
         descriptor = os.open(draft, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         draft.rename(self.path / name)  # locked before anybody can look
         return HeldFile(descriptor)
 
-    def is_held(self, name: str) -> bool | None:
-        """Whether the process that claimed a file lives; None if nobody has claimed it yet."""
+    def watch(self, name: str) -> WatchedFile | None:
+        """Look at a file that another process claims; None if it has not yet."""
         try:
-            descriptor = os.open(self.path / name, os.O_RDONLY)
+            return WatchedFile(os.open(self.path / name, os.O_RDONLY))
         except FileNotFoundError:
             return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            return False
-        finally:
-            os.close(descriptor)
 
     def publish(self, name: str, text: str = "") -> None:
         """Make a small file appear at once with its whole content."""
@@ -225,11 +220,33 @@ class HeldFile:
         """Take over an open and locked file."""
         self._descriptor: int | None = descriptor
 
-    def close(self) -> None:
-        """Let go. A second call does nothing."""
+    def release(self, word: bytes) -> None:
+        """Let go on purpose, with a word to those who watch. A second call does nothing."""
         if self._descriptor is not None:
+            os.write(self._descriptor, word)
             os.close(self._descriptor)
             self._descriptor = None
+
+
+class WatchedFile:
+    """A file that another process has claimed; it can be watched even after the folder is removed."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Take over an open file."""
+        self._descriptor = descriptor
+
+    def has_ended(self, *, without: bytes) -> bool:
+        """Whether the process that claimed it has let go, by its death or with any other word than `without`."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return os.pread(self._descriptor, _MAX_WORD, 0) != without
+
+    def close(self) -> None:
+        """Look no more."""
+        os.close(self._descriptor)
 
 
 class _Lock:
