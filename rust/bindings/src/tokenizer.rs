@@ -99,7 +99,7 @@ impl Tokenizer {
     fn backend(&self) -> &'static str {
         match self.inner.backend() {
             core::Backend::Fast => "fastokens",
-            core::Backend::HuggingFace | core::Backend::Auto => "huggingface",
+            _ => "huggingface",
         }
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 /// What became of a stream's generation with the ids of a batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StreamEnd {
     /// It goes on.
     #[default]

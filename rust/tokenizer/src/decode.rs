@@ -11,6 +11,9 @@ use crate::vocab::TokenTable;
 use std::sync::Arc;
 
 /// How a stream treats special tokens and what stops it.
+///
+/// Fill in what matters and take the rest from [`StreamOptions::default`]: versions of this crate may
+/// add fields.
 #[derive(Debug, Clone, Default)]
 pub struct StreamOptions {
     /// Stop strings; none by default.

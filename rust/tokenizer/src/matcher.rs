@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 /// What stopped a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Stop {
     /// The stop string with this index.
     String(usize),

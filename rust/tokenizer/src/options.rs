@@ -2,6 +2,7 @@
 
 /// Which code encodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Backend {
     /// The fast encoder where it knows the file's split pattern, else the reference.
     #[default]

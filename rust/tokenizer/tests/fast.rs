@@ -116,6 +116,32 @@ proptest! {
             prop_assert!(pair.threaded.cache_stats().bytes <= 16 * 1024);
         }
     }
+
+    #[test]
+    fn rendered_conversations_from_the_cache_are_as_by_the_reference(
+        messages in prop::collection::vec(awkward(), 1..5),
+        num_turns in 1..4usize,
+    ) {
+        // What users typed may spell special tokens; only the marks between are some.
+        let mark = "<｜User｜>";
+        for turn in 1..=num_turns {
+            let mut prompt = String::new();
+            let mut special = Vec::new();
+            for message in messages.iter().cycle().take(turn * messages.len()) {
+                special.push(prompt.len()..prompt.len() + mark.len());
+                prompt.push_str(mark);
+                prompt.push_str(&message.repeat(1 + 200 / (message.len() + 1)));
+            }
+            for pair in PAIRS.iter() {
+                let expected = pair.reference.encode_rendered(&prompt, &special).unwrap();
+                for _ in 0..2 {
+                    let ids = pair.threaded.encode_rendered(&prompt, &special).unwrap();
+                    prop_assert_eq!(&ids, &expected);
+                }
+            }
+        }
+        prop_assert!(PAIRS[0].threaded.cache_stats().hits > 0);
+    }
 }
 
 /// Not in a normal run: 10^6 texts in all.
