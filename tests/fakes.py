@@ -73,15 +73,25 @@ class StubScheduler:
         self.aborted: list[int] = []
         self.pending_outputs = StubOutputs()
         self.rejects: dict[int, tuple[str, str]] = {}
+        self.rejects_parts: dict[int, tuple[str, str]] = {}
+        self.specs: list[dict[str, Any]] = []
+        self.given: dict[int, list[int]] = {}
 
     def submit(self, specs: list[dict[str, Any]]) -> list[tuple[int, str, str]]:
         self.events.append(f"submit {[spec['request_id'] for spec in specs]}")
+        self.specs += specs
         rejected = [
             (i, *self.rejects[i]) for i in (s["request_id"] for s in specs) if i in self.rejects
         ]
         taken = [s["request_id"] for s in specs if s["request_id"] not in self.rejects]
         self.request_id = taken[-1] if taken else self.request_id
         return rejected
+
+    def extend_prompt(self, request_id: int, token_ids: Any) -> tuple[int, str, str] | None:
+        self.events.append(f"extend {request_id} by {token_ids.size}")
+        self.given.setdefault(request_id, []).extend(token_ids[[0, -1]].tolist())
+        refusal = self.rejects_parts.get(request_id)
+        return None if refusal is None else (request_id, *refusal)
 
     def next_plan(self, set_index: int, now_us: int) -> StubSummary | None:
         if not self.request_id or self.planned == self.num_steps:

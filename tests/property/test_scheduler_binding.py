@@ -313,6 +313,26 @@ def test_runs_of_drafts_cross_as_one_array_with_their_lengths() -> None:
     scheduler.check_invariants()
 
 
+def test_a_prompt_crosses_in_parts() -> None:
+    scheduler, sets = registered()
+    spec_of_part = spec(1, [5, 6], 20, prompt_len=6)
+    assert scheduler.submit([spec_of_part]) == []
+    assert scheduler.next_plan(0, 0) is None
+    assert scheduler.extend_prompt(1, np.array([7, 8], np.uint32)) is None
+    every_other = np.array([9, 0, 10, 0], np.uint32)[::2]
+    with pytest.raises(_native.SchedulerError, match="contiguous"):
+        scheduler.extend_prompt(1, every_other)
+    assert scheduler.extend_prompt(1, every_other.copy()) is None
+    summary = scheduler.next_plan(0, 0)
+    assert summary is not None
+    assert sets[0]["token_ids"][:6].tolist() == [5, 6, 7, 8, 9, 10]
+    scheduler.submit([spec(2, [], 20, prompt_len=6)])
+    refused = scheduler.extend_prompt(2, np.array([2**31], np.uint32))
+    assert refused is not None
+    assert refused[:2] == (2, "invalid_token_id")
+    assert scheduler.extend_prompt(77, np.array([5], np.uint32)) is None
+
+
 def test_a_request_says_how_many_drafts_it_wants() -> None:
     scheduler, sets = registered(draft_len=2)
     specs = [spec(1, [5] * 9, 20), spec(2, [6] * 9, 20, draft_len=0)]

@@ -3,6 +3,7 @@ import pytest
 from dsserve.engine.inbox import Inbox, LiveRequests
 from dsserve.engine.loop import StepLoop
 from dsserve.engine.outbox import Outbox
+from dsserve.engine.parts import TOKENS_A_PASS
 from dsserve.observe.log import StepLog
 from dsserve.protocol import engine as wire
 from fakes import StubScheduler, StubSocket, StubWorker
@@ -113,6 +114,65 @@ def test_every_submission_is_answered_and_ends_once():
     assert [(m.request_id, m.code) for m in bench.sent(wire.Rejected)] == [(2, "queue_full")]
     ends = [code for m in bench.sent(wire.Outputs) for code in m.finish_codes if code]
     assert ends == [wire.FinishCode.LENGTH]
+
+
+def test_a_long_prompt_is_handed_over_in_parts_one_a_pass():
+    ids = wire.pack_u32(range(2 * TOKENS_A_PASS + 5))
+    long = request(2, token_ids=ids)
+    messages = [wire.SubmitBatch(requests=[long]), wire.Shutdown(grace_s=1e6)]
+    bench = Bench(messages=messages, num_steps=6).run()
+    words = ("submit", "extend", "plan")
+    calls = [" ".join(e.split()[:4]) for e in bench.events if e.startswith(words)]
+    assert calls[:6] == [
+        "submit [2]",
+        f"extend 2 by {TOKENS_A_PASS}",
+        "plan 1 in set",
+        f"extend 2 by {TOKENS_A_PASS}",
+        "plan 2 in set",
+        "extend 2 by 5",
+    ]
+    assert bench.scheduler.specs[0]["prompt_len"] == 2 * TOKENS_A_PASS + 5
+    first, second = TOKENS_A_PASS, 2 * TOKENS_A_PASS
+    assert bench.scheduler.given[2] == [0, first - 1, first, second - 1, second, second + 4]
+    accepted = [wire.unpack_u64(m.request_ids) for m in bench.sent(wire.Accepted)]
+    assert accepted == [[2]], "once it is whole"
+
+
+@pytest.mark.parametrize("refused_at", ["submission", "part"])
+def test_a_long_prompt_that_is_refused_is_handed_over_no_further(refused_at):
+    long = request(2, token_ids=bytes(4 * (3 * TOKENS_A_PASS)))
+    bench = Bench(
+        messages=[wire.SubmitBatch(requests=[long, request(1)]), wire.Shutdown(grace_s=1e6)]
+    )
+    refusal = {2: ("invalid_token_id", "an id")}
+    if refused_at == "part":
+        bench.scheduler.rejects_parts = refusal
+    else:
+        bench.scheduler.rejects = refusal
+    bench.run()
+    extended = [e for e in bench.events if e.startswith("extend")]
+    assert len(extended) == (refused_at == "part")
+    assert [(m.request_id, m.code) for m in bench.sent(wire.Rejected)] == [(2, "invalid_token_id")]
+    assert [wire.unpack_u64(m.request_ids) for m in bench.sent(wire.Accepted)] == [[1]]
+    assert len(bench.loop._requests) == 0
+
+
+def test_the_loop_does_not_pause_while_parts_are_missing():
+    long = request(2, token_ids=bytes(4 * (3 * TOKENS_A_PASS)))
+    bench = Bench(messages=[wire.SubmitBatch(requests=[long])])
+    bench.scheduler.next_plan = lambda _set_index, _now_us: None
+    bench.scheduler.has_work = lambda: True
+    pauses = []
+
+    def poll(_timeout, _flags):
+        if not pauses:
+            bench.socket_in.frames.append(wire.encode(wire.Shutdown(grace_s=0.0)))
+        pauses.append(len(bench.scheduler.given.get(2, [])))
+        return 1
+
+    bench.socket_in.poll = poll
+    bench.run()
+    assert pauses[0] == 6, "only after the third part"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dsserve.engine.parts import PromptParts
 from dsserve.errors import InvalidRequest
 from dsserve.protocol import engine as wire
 
@@ -48,12 +49,27 @@ class Control:
         self._outbox = outbox
         self._clock = clock
         self._describe = describe
+        self._parts = PromptParts()
         self.drain_until_s: float | None = None
 
     @property
     def is_draining(self) -> bool:
         """Whether the engine was told to shut down."""
         return self.drain_until_s is not None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the scheduler lacks parts of a prompt."""
+        return len(self._parts) > 0
+
+    def feed(self) -> None:
+        """Hand the next part of a long prompt to the scheduler; the last one is the submission."""
+        whole, refused = self._parts.feed(self._scheduler)
+        if whole is not None and whole in self._requests.ids():
+            self._outbox.send(wire.Accepted(request_ids=wire.pack_u64([whole])))
+        if refused is not None:
+            self._requests.remove([refused[0]])
+            self._reject(*refused)
 
     def handle(self, messages: Sequence[wire.ToEngine]) -> None:
         """Apply messages in order; neighbouring submissions become one call of the scheduler."""
@@ -86,10 +102,13 @@ class Control:
                 specs.append(self._requests.add(request))
             except InvalidRequest as error:
                 self._reject(request.request_id, error.code, error.message)
+        in_parts = {spec["request_id"] for spec in specs if self._parts.begin(spec)}
         rejected = self._scheduler.submit(specs) if specs else []
-        self._requests.remove(request_id for request_id, _, _ in rejected)
         refused = {request_id for request_id, _, _ in rejected}
-        accepted = [s["request_id"] for s in specs if s["request_id"] not in refused]
+        self._requests.remove(refused)
+        self._parts.drop(refused)
+        answered = refused | in_parts
+        accepted = [s["request_id"] for s in specs if s["request_id"] not in answered]
         if accepted:
             self._outbox.send(wire.Accepted(request_ids=wire.pack_u64(accepted)))
         for request_id, code, message in rejected:

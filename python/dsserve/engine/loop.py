@@ -134,6 +134,7 @@ class StepLoop:
         begin_s = self._clock()
         self.progress.last_pass_s = begin_s
         self._control.handle(self._inbox.drain())
+        self._control.feed()
         self._control.abort_overdue(begin_s)
         self._publish(0, self._scheduler.take_outputs())
         if begin_s - self._last_beat_s >= HEARTBEAT_S:
@@ -213,7 +214,7 @@ class StepLoop:
 
     def _wait_for_work(self) -> None:
         """Nothing runs and nothing can be planned: wait for messages."""
-        if self._is_over():
+        if self._is_over() or self._control.has_parts:
             return
         begin_s = self._clock()
         if self._scheduler.has_work():

@@ -57,6 +57,9 @@ class SchedulerApi(Protocol):
     """The calls of the step loop, see `_native.Scheduler`."""
 
     def submit(self, specs: list[dict[str, Any]]) -> list[tuple[int, str, str]]: ...  # noqa: D102
+    def extend_prompt(  # noqa: D102
+        self, request_id: int, token_ids: NDArray[np.uint32]
+    ) -> tuple[int, str, str] | None: ...
     def next_plan(self, set_index: int, now_us: int) -> StepSummary | None: ...  # noqa: D102
     def apply(  # noqa: D102
         self,
