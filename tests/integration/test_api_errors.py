@@ -148,7 +148,6 @@ NOT_WORKING: dict[str, Any] = {
     "structured_outputs": {"regex": "a"},
     "guided_json": {},
     "priority": 3,
-    "speculative": {},
     "data_parallel_rank": 1,
     "images": ["x"],
     "use_beam_search": True,

@@ -30,7 +30,7 @@ from dsserve.engine.inbox import Inbox, LiveRequests, ProtocolMismatch
 from dsserve.engine.loop import StepLoop
 from dsserve.engine.memory import MemoryPlan, plan_memory
 from dsserve.engine.outbox import HIGH_WATER_MARK, Outbox
-from dsserve.engine.settings import scheduler_config
+from dsserve.engine.settings import draft_len, scheduler_config
 from dsserve.engine.watchdog import Watchdog
 from dsserve.errors import ConfigError
 from dsserve.observe.log import StepLog, setup_logging
@@ -176,7 +176,8 @@ class _Engine:
             worker=worker,
             inbox=inbox,
             outbox=outbox,
-            requests=LiveRequests(has_scripts=is_fake),
+            requests=LiveRequests(has_scripts=is_fake, draft_len=draft_len(server)),
+            draft_len=draft_len(server),
             step_log=StepLog(decode_interval=server.decode_log_interval),
             is_overlapped=not server.disable_overlap_schedule,
         )

@@ -26,6 +26,8 @@ MAX_DRAIN_S = 200e-6
 
 _U32, _I32, _U64 = 2**32, 2**31, 2**64
 
+_NO_CUSTOM_PARAMS = wire.CustomParams()
+
 
 class ProtocolMismatch(EngineFault):
     """The API process speaks another version of the protocol."""
@@ -93,14 +95,16 @@ class Inbox:
 class LiveRequests:
     """The requests that the scheduler holds, until their end is sent."""
 
-    def __init__(self, *, has_scripts: bool) -> None:
+    def __init__(self, *, has_scripts: bool, draft_len: int = 0) -> None:
         """Start empty.
 
         Args:
-            has_scripts: The worker is the fake model; otherwise `custom_params` are refused.
+            has_scripts: The worker is the fake model; otherwise scripts are refused.
+            draft_len: Drafts of a step; without any, nothing of them can be asked for.
         """
+        self._draft_len = draft_len
         self._requests: dict[int, wire.EngineRequest] = {}
-        self._scripts: dict[int, wire.Script] = {}
+        self._custom: dict[int, wire.CustomParams] = {}
         self._at_worker: set[int] = set()
         self._has_scripts = has_scripts
 
@@ -122,11 +126,11 @@ class LiveRequests:
             raise InvalidRequest(
                 f"request id {request.request_id} is in use", code="duplicate_request_id"
             )
-        script = self._read_script(request)
+        custom = self._read_custom(request)
         self._requests[request.request_id] = request
-        if script is not None:
-            self._scripts[request.request_id] = script
-        return {
+        if custom is not None:
+            self._custom[request.request_id] = custom
+        spec = {
             "request_id": request.request_id,
             "token_ids": request.token_ids,
             "max_new_tokens": request.max_new_tokens,
@@ -142,6 +146,9 @@ class LiveRequests:
             "arrival_us": int(request.arrival_s * 1e6),
             "whole_extend": request.whole_extend,
         }
+        if request.draft_len is not None:
+            spec["draft_len"] = request.draft_len
+        return spec
 
     def admit(self, request_ids: Iterable[int]) -> list[AdmittedRequest]:
         """Return what the worker must learn of requests it does not know yet."""
@@ -151,6 +158,7 @@ class LiveRequests:
                 continue  # resumed after a retraction
             self._at_worker.add(request_id)
             request = self._requests[request_id]
+            custom = self._custom.get(request_id, _NO_CUSTOM_PARAMS)
             admitted.append(
                 AdmittedRequest(
                     request_id=request_id,
@@ -159,7 +167,9 @@ class LiveRequests:
                     stop_token_ids=tuple(wire.unpack_u32(request.stop_token_ids)),
                     min_new_tokens=request.min_new_tokens,
                     ignore_eos=request.ignore_eos,
-                    script=self._scripts.get(request_id),
+                    script=custom.script,
+                    draft_len=request.draft_len,
+                    simulated_len=custom.simulate_accept_len,
                 )
             )
         return admitted
@@ -169,24 +179,32 @@ class LiveRequests:
         known = []
         for request_id in request_ids:
             self._requests.pop(request_id, None)
-            self._scripts.pop(request_id, None)
+            self._custom.pop(request_id, None)
             if request_id in self._at_worker:
                 self._at_worker.remove(request_id)
                 known.append(request_id)
         return known
 
-    def _read_script(self, request: wire.EngineRequest) -> wire.Script | None:
+    def _read_custom(self, request: wire.EngineRequest) -> wire.CustomParams | None:
         if request.custom_params is None:
             return None
-        if not self._has_scripts:
-            raise InvalidRequest("custom_params only work with --load-format fake")
         try:
-            script = msgspec.convert(request.custom_params, wire.CustomParams).script
+            custom = msgspec.convert(request.custom_params, wire.CustomParams)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"custom_params: {error}") from None
-        if script is not None and any(not 0 <= token < _I32 for token in script.ids):
-            raise InvalidRequest("custom_params.script.ids holds an id outside 0..2^31 - 1")
-        return script
+        script = custom.script
+        if script is not None:
+            if not self._has_scripts:
+                raise InvalidRequest("custom_params.script only works with --load-format fake")
+            if any(not 0 <= token < _I32 for token in script.ids):
+                raise InvalidRequest("custom_params.script.ids holds an id outside 0..2^31 - 1")
+        length, most = custom.simulate_accept_len, self._draft_len + 1
+        if length is not None and not (self._draft_len and 1 <= length <= most):
+            raise InvalidRequest(
+                f"custom_params.simulate_accept_len is {length}; it must lie within 1 and {most} "
+                "on a server with drafts"
+            )
+        return custom
 
 
 def _tenant_number(tenant: str) -> int:
@@ -203,6 +221,7 @@ def _check_request(request: wire.EngineRequest) -> None:
         "stop_token_ids": len(request.stop_token_ids) % 4 == 0,
         "max_new_tokens": 0 <= request.max_new_tokens < _U32,
         "min_new_tokens": 0 <= request.min_new_tokens < _U32,
+        "draft_len": request.draft_len is None or 0 <= request.draft_len < _U32,
         "priority": request.priority is None or -_I32 <= request.priority < _I32,
         "deadline_s": request.deadline_s is None or 0 <= request.deadline_s < 1e12,
         "arrival_s": 0 <= request.arrival_s < 1e12,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dsserve.engine.control import Control
+from dsserve.engine.drafts import DraftCounts
 from dsserve.engine.record import Stage, StepRecord, StepRecorder
 from dsserve.engine.settings import MAX_STEPS_IN_FLIGHT
 from dsserve.protocol import engine as wire
@@ -76,6 +77,7 @@ class StepLoop:
         requests: LiveRequests,
         step_log: StepLog,
         is_overlapped: bool,
+        draft_len: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; the worker's buffer sets must be registered with the scheduler."""
@@ -88,6 +90,7 @@ class StepLoop:
         self._is_overlapped = is_overlapped
         self._clock = clock
         self._recorder = StepRecorder()
+        self._drafts = DraftCounts(draft_len) if draft_len else None
         self._control = Control(
             scheduler=scheduler,
             requests=requests,
@@ -188,6 +191,8 @@ class StepLoop:
             int(done_s * 1e6),
             result.num_ids,
         )
+        if self._drafts is not None and result.drafts is not None:
+            self._drafts.note(result.drafts, outputs)
         self._publish(step.summary.step_id, outputs)
         applied_s = self._spent("result", done_s)
         self._recorder.applied(
@@ -202,12 +207,18 @@ class StepLoop:
         """Send outputs; drop the requests that end with them."""
         if not outputs.len:
             return
-        self._outbox.send_outputs(step_id, outputs)
+        drafts: list[tuple[int, int]] = []
+        if self._drafts is not None:
+            drafts = [self._drafts.of_request(i) for i in wire.unpack_u64(outputs.request_ids)]
+        self._outbox.send_outputs(step_id, outputs, drafts)
         codes = outputs.finish_codes
         if codes.count(0) == len(codes):
             return
         request_ids = wire.unpack_u64(outputs.request_ids)
         ended = [request_ids[i] for i, code in enumerate(codes) if code]
+        if self._drafts is not None:
+            for request_id in ended:
+                self._drafts.forget(request_id)
         known = self._requests.remove(ended)
         if known:
             self._worker.release(known)
@@ -243,6 +254,8 @@ class StepLoop:
         self.progress.snapshot = self.describe(num_steps=8)
         stats = {**self._levels(), **self.progress.snapshot["stats"]}
         stats |= self._recorder.totals() | self._worker.totals()
+        if self._drafts is not None:
+            stats |= self._drafts.totals()
         stats["pools"] = self.progress.snapshot["pools"]
         self._outbox.try_send(
             wire.Heartbeat(

@@ -9,6 +9,8 @@ import zmq
 from dsserve.protocol import engine as wire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsserve.engine.scheduler_api import StepOutputs
     from dsserve.protocol.engine import FromEngine
 
@@ -44,8 +46,16 @@ class Outbox:
             return False
         return True
 
-    def send_outputs(self, step_id: int, outputs: StepOutputs) -> None:
-        """Send the outputs of a step; `step_id` 0 where they belong to none."""
+    def send_outputs(
+        self, step_id: int, outputs: StepOutputs, drafts: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Send the outputs of a step.
+
+        Args:
+            step_id: 0 where they belong to none.
+            outputs: What the scheduler gave.
+            drafts: Accepted and rejected draft tokens of each request in it, so far.
+        """
         self.send(
             wire.Outputs(
                 step_id=step_id,
@@ -56,5 +66,7 @@ class Outbox:
                 prompt_lens=outputs.prompt_lens,
                 cached_lens=outputs.cached_lens,
                 output_lens=outputs.output_lens,
+                accepted_drafts=wire.pack_u32(accepted for accepted, _ in drafts),
+                rejected_drafts=wire.pack_u32(rejected for _, rejected in drafts),
             )
         )

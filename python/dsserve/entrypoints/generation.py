@@ -100,6 +100,9 @@ class Choice:
         self.counts.prompt = delta.prompt_len
         self.counts.cached = delta.cached_len
         self.counts.completion = delta.output_len
+        if self._state.draft_len:
+            self.counts.accepted = delta.accepted_drafts
+            self.counts.rejected = delta.rejected_drafts
         if not delta.token_ids:
             return
         if self._state.request_log.wants_texts:

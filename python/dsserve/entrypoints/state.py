@@ -132,6 +132,12 @@ class ServerState:
     last_token_s: float = 0.0
 
     @property
+    def draft_len(self) -> int:
+        """Drafts of a step behind the anchor; 0 without speculation."""
+        num_tokens = self.config.speculative_num_draft_tokens
+        return 0 if num_tokens is None else num_tokens - 1
+
+    @property
     def is_ready(self) -> bool:
         """Whether requests are taken."""
         return self.client.is_ready and self.is_warm and not self.is_draining

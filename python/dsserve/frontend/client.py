@@ -355,6 +355,8 @@ class EngineClient:
         prompt_lens = wire.unpack_u32(outputs.prompt_lens)
         cached_lens = wire.unpack_u32(outputs.cached_lens)
         output_lens = wire.unpack_u32(outputs.output_lens)
+        accepted = wire.unpack_u32(outputs.accepted_drafts)
+        rejected = wire.unpack_u32(outputs.rejected_drafts)
         texts: dict[int, TextDelta] = {}
         if self.detokenizer is not None:
             texts = self.detokenizer.step(outputs)
@@ -376,6 +378,8 @@ class EngineClient:
                     cached_len=cached_lens[i],
                     output_len=output_lens[i],
                     text=text,
+                    accepted_drafts=accepted[i] if accepted else 0,
+                    rejected_drafts=rejected[i] if rejected else 0,
                 )
             )
 

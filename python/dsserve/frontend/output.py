@@ -23,12 +23,16 @@ class TokenCounts:
         cached: Part of the prompt whose KV was reused; replayed rows count as cached.
         completion: Tokens generated, a stop token included.
         reasoning: Part of `completion` that was thinking.
+        accepted: Part of `completion` that was drafted; None on a server without drafts.
+        rejected: Other draft tokens that were verified.
     """
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
     reasoning: int = 0
+    accepted: int | None = None
+    rejected: int = 0
 
 
 def usage(choices: Iterable[TokenCounts], *, num_prompts: int = 1) -> dict[str, Any]:
@@ -44,14 +48,18 @@ def usage(choices: Iterable[TokenCounts], *, num_prompts: int = 1) -> dict[str, 
     prompt = sum(choice.prompt for choice in firsts)
     cached = sum(choice.cached for choice in firsts)
     completion = sum(choice.completion for choice in counts)
+    details = {"reasoning_tokens": sum(choice.reasoning for choice in counts)}
+    if any(choice.accepted is not None for choice in counts):
+        # What a stop string cut off may have been drafted; it is no part of the completion.
+        accepted = [min(choice.accepted or 0, choice.completion) for choice in counts]
+        details["accepted_prediction_tokens"] = sum(accepted)
+        details["rejected_prediction_tokens"] = sum(choice.rejected for choice in counts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {
-            "reasoning_tokens": sum(choice.reasoning for choice in counts)
-        },
+        "completion_tokens_details": details,
         "prompt_cache_hit_tokens": cached,
         "prompt_cache_miss_tokens": prompt - cached,
     }

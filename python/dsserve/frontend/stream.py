@@ -18,6 +18,8 @@ class OutputDelta:
         finish_code: Not `NONE` on the last delta, and only there.
         output_len: All output tokens so far; after a stop string it may be less than the sum of
             the deltas, since ids past the kept ones do not count.
+        accepted_drafts: Of the output tokens so far, those that were drafted.
+        rejected_drafts: Other draft tokens so far that were verified.
         text: The text of the ids, for requests submitted with `text`. If it has a stop, the
             engine was told already.
     """
@@ -28,6 +30,8 @@ class OutputDelta:
     cached_len: int
     output_len: int
     text: TextDelta | None = None
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 class RequestStream:
@@ -112,6 +116,8 @@ class RequestStream:
             pending.finish_code = delta.finish_code
             pending.cached_len = delta.cached_len
             pending.output_len = delta.output_len
+            pending.accepted_drafts = delta.accepted_drafts
+            pending.rejected_drafts = delta.rejected_drafts
             if delta.text is not None:
                 pending.text = delta.text
         if delta.text is not None:

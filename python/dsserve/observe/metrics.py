@@ -20,6 +20,8 @@ from prometheus_client import (
 from prometheus_client.core import HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from dsserve.observe.speculation import SpeculationCollector
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -147,7 +149,11 @@ _ENGINE_COUNTERS: dict[str, tuple[str, str, dict[str, str]]] = {
         "Times a running request gave way to a more urgent one.",
         {},
     ),
-    "draft_tokens_total": ("spec_draft_tokens", "Draft tokens verified.", {}),
+    "draft_tokens_total": (
+        "spec_draft_tokens",
+        "Draft tokens that steps had for verification.",
+        {},
+    ),
     "evicted_pages_total": (
         "evicted_pages",
         "Pages dropped from the prefix cache.",
@@ -178,6 +184,8 @@ class _EngineSeries:
         self._engram = _EngramSeries(metrics)
         self._summaries = _SummaryCollector(self._constant)
         metrics.registry.register(self._summaries)
+        self._speculation = SpeculationCollector(_PREFIX, self._constant)
+        metrics.registry.register(self._speculation)
         self._counters: dict[str, Any] = {}
         self._totals: dict[str, float] = {}
         by_name: dict[str, Any] = {}
@@ -206,6 +214,7 @@ class _EngineSeries:
             self._advance(f"stage {stage}", counter, float(seconds))
         self._engram.update(stats.get("engram", {}))
         self._summaries.stats = stats
+        self._speculation.totals = stats.get("speculation", {})
 
     def _advance(self, key: str, counter: Any, total: float) -> None:
         """Bring a counter up to a running total."""

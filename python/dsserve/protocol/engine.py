@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 """Raised whenever a struct of this module changes."""
 
 TO_ENGINE_SOCKET: Final = "to_engine.sock"
@@ -90,9 +90,16 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class CustomParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a request's `custom_params`; only the fake model knows any."""
+    """The keys of a request's `custom_params`.
+
+    Attributes:
+        script: Of the fake model only.
+        simulate_accept_len: For benchmarks of a server with drafts: that many tokens a step on
+            average (accepted drafts and the one behind them), whatever the target says of them.
+    """
 
     script: Script | None = None
+    simulate_accept_len: float | None = None
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,6 +115,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         deadline_s: `time.monotonic()` of this machine after which it is of no use.
         needs_mask: Its sampling waits for the mask of a grammar.
         whole_extend: Run the decoder half on every uncached row (no decoder replay tail).
+        draft_len: Draft tokens of a step at most, 0 = none; None = what the server gives.
         custom_params: The keys of `CustomParams`, checked by the engine.
     """
 
@@ -126,6 +134,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str | None = None
     arrival_s: float = 0.0
     whole_extend: bool = False
+    draft_len: int | None = None
     custom_params: dict[str, Any] | None = None
 
 
@@ -238,6 +247,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
 
     With n requests: `request_ids` u64[n], `token_offsets` u32[n + 1] into `token_ids` u32[],
     `finish_codes` u8[n], `prompt_lens`, `cached_lens` and `output_lens` u32[n] (totals so far).
+    `accepted_drafts` and `rejected_drafts` u32[n]: draft tokens that are in the output, and others
+    that were verified (totals so far); empty on a server without drafts.
     A finish code other than 0 is the last word on that request.
     """
 
@@ -249,6 +260,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, tag="outputs"):
     prompt_lens: bytes
     cached_lens: bytes
     output_lens: bytes
+    accepted_drafts: bytes = b""
+    rejected_drafts: bytes = b""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):

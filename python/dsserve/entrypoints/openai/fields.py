@@ -44,7 +44,6 @@ COMMON: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "guided_decoding_backend": ((), _NO_GRAMMAR),
     "tool_grammar": ((), _NO_GRAMMAR),
     # Scheduling and routing.
-    "speculative": ((), _NOT_YET),
     "data_parallel_rank": ((0,), _NOT_YET),
     "routed_dp_rank": ((0,), _NOT_YET),
     "service_tier": (("auto", "default"), _NEVER),

@@ -40,6 +40,15 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
+class SpeculativeOptions(BaseModel):
+    """`speculative`: how many tokens are drafted for this request. Drafts never change what is output."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    enabled: bool = True
+    draft_len: int | None = Field(None, ge=0, description="Draft tokens of a step, at most.")
+
+
 class GenerationBody(BaseModel):
     """Fields that chat completions and completions share."""
 
@@ -75,6 +84,7 @@ class GenerationBody(BaseModel):
     cache_salt: str | None = Field(None, max_length=1024)
     extra_key: str | None = Field(None, max_length=1024)
     return_token_ids: bool | None = False
+    speculative: SpeculativeOptions | None = None
     custom_params: dict[str, Any] | None = None
 
     priority: int | None = Field(

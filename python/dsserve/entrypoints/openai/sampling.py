@@ -64,6 +64,7 @@ def build_requests(
     stop_token_ids = pack_u32(_checked_ids(body.stop_token_ids or (), "stop_token_ids", vocab_size))
     logit_bias = _logit_bias(body.logit_bias, vocab_size)
     custom_params = _custom_params(state, body.custom_params)
+    draft_len = _draft_len(state, body)
     each = [limits] * len(prompts) if isinstance(limits, Limits) else limits
     requests = []
     for prompt, limit in zip(prompts, each, strict=True):
@@ -89,6 +90,7 @@ def build_requests(
                 deadline_s=urgency.deadline_s,
                 tenant=urgency.tenant,
                 arrival_s=arrival_s,
+                draft_len=draft_len,
                 custom_params=custom_params,
             )
             for index in range(body.n or 1)
@@ -207,19 +209,43 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
     return checked
 
 
+def _draft_len(state: ServerState, body: GenerationBody) -> int | None:
+    """Draft tokens that the request wants at most; None = what the server gives."""
+    options = body.speculative
+    if options is None:
+        return None
+    if not options.enabled:
+        return 0
+    if options.draft_len is not None and options.draft_len > state.draft_len:
+        raise InvalidRequest(
+            f"'speculative.draft_len' is {options.draft_len}; this server drafts "
+            f"{state.draft_len or 'no'} tokens a step",
+            param="speculative.draft_len",
+        )
+    return options.draft_len
+
+
 def _custom_params(state: ServerState, params: dict[str, Any] | None) -> dict[str, Any] | None:
     if not params:
         return None
-    if state.config.load_format != "fake":
-        raise Unsupported(
-            "'custom_params' is for the fake model (--load-format fake)", param="custom_params"
-        )
     try:
         checked = msgspec.convert(params, CustomParams)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"'custom_params': {error}", param="custom_params") from None
+    length, most = checked.simulate_accept_len, state.draft_len + 1
+    if length is not None and not (most > 1 and 1 <= length <= most):
+        limits = f"within 1 and {most}" if most > 1 else "left out: this server drafts no tokens"
+        raise InvalidRequest(
+            f"'custom_params.simulate_accept_len' is {length}; it must be {limits}",
+            param="custom_params.simulate_accept_len",
+        )
     script = checked.script
     if script is not None:
+        if state.config.load_format != "fake":
+            raise Unsupported(
+                "'custom_params.script' is for the fake model (--load-format fake)",
+                param="custom_params",
+            )
         if min(script.ids, default=0) < 0 or min(script.delays_us, default=0) < 0:
             raise InvalidRequest(
                 "'custom_params.script' holds a negative number", param="custom_params.script"
