@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from dsserve.cli.main import main
 if TYPE_CHECKING:
     from dsserve.config.server import ServerConfig
 
+MODEL_WITH_ENGRAM = Path(__file__).parents[1] / "golden" / "data" / "v41-tiny-a"
 # The geometry of the released V4.1 attention (model.md, sections 10 and 11) with few layers' worth of tables.
 CONFIG = {
     "architectures": ["DeepseekV41ForCausalLM"],
@@ -177,6 +179,13 @@ def test_dry_run_prints_configuration_pools_and_concurrency(checkpoint, served, 
         assert re.search(rf"at +{name}: {count}\b", out)
     assert re.search(r"at  32K: \d+$", out, re.MULTILINE)
     assert re.search(r"at 128K: \d+ +\(beyond the context length, 65536\)", out)
+
+
+def test_dry_run_tells_the_bytes_of_the_engram_tables(served, capsys):
+    arguments = ["--dry-run", "--model-path", str(MODEL_WITH_ENGRAM), "--engram-placement", "host"]
+    assert main(["launch", *arguments]) == 0
+    rows = 6660
+    assert f"Engram tables (host): 2 with {rows} rows of 33 bytes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["auto", "huggingface", "fastokens"])

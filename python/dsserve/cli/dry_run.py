@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from dsserve.config.flag import flags_of
 from dsserve.config.server import FLAG_GROUPS, ServerConfig
 from dsserve.config.values import format_size
+from dsserve.engram.placement import EngramOptions, memory_needed
+from dsserve.engram.table import table_shapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +23,14 @@ CONTEXTS = {"4K": 4096, "32K": 32768, "128K": 131072, "1M": 1048576}
 def describe(config: ServerConfig, model: ModelConfig, memory: MemoryPlan) -> str:
     """Return the text, from the configuration and sizes alone."""
     return "\n".join(
-        [*_config_lines(config), "", *_pool_lines(memory), "", *_fit_lines(config, model, memory)]
+        [
+            *_config_lines(config),
+            "",
+            *_pool_lines(memory),
+            *_engram_lines(config, model),
+            "",
+            *_fit_lines(config, model, memory),
+        ]
     )
 
 
@@ -65,6 +74,17 @@ def _pool_lines(memory: MemoryPlan) -> Iterator[str]:
             + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
     yield f"  in all {format_size(memory.total_bytes)}"
+
+
+def _engram_lines(config: ServerConfig, model: ModelConfig) -> Iterator[str]:
+    shapes = table_shapes(model)
+    if shapes:
+        needed = memory_needed(shapes, EngramOptions(placement=config.engram_placement))
+        yield (
+            f"Engram tables ({config.engram_placement}): {len(shapes)} with "
+            f"{sum(shape.num_rows for shape in shapes)} rows of {shapes[0].row_bytes} bytes, "
+            f"in all {format_size(needed)}"
+        )
 
 
 def _fit_lines(config: ServerConfig, model: ModelConfig, memory: MemoryPlan) -> Iterator[str]:
