@@ -12,7 +12,9 @@ from dsserve.worker.fake_model import FakeSettings, fake_output, next_tokens, re
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({"draft_accept": 0.5}, "does not work in this version"),
+        ({"draft_accept": 0.5}, "draft_accept"),
+        ({"draft_accept": []}, "draft_accept"),
+        ({"draft_accept": [1, -1]}, "draft_accept"),
         ({"basis_us": 1}, "basis_us"),
         ({"base_us": -1}, "negative"),
         ({"base_us": "1"}, "base_us"),

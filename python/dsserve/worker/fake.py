@@ -7,6 +7,7 @@ It computes nothing but checks everything a real step would read or write (`fake
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,13 @@ from dsserve.errors import EngineFault
 from dsserve.protocol.engine import EngineConfig
 from dsserve.worker.base import (
     NUM_BUFFER_SETS,
+    PHASE_VERIFY,
     STATUS_NAN,
+    STATUS_OK,
     AdmittedRequest,
     PlanBuffers,
     Progress,
+    StepDrafts,
     StepHandle,
     StepResult,
     allocate_plan_buffers,
@@ -117,6 +121,46 @@ class FakeWorker:
     def _run(self, set_index: int, step_id: int) -> StepResult:
         started_s = self._clock()
         plan = read_plan(self._sets[set_index], launched_step_id=step_id)
+        if self._settings.draft_accept is not None:
+            plan = self._memory.located(plan)
+        if plan.phase == PHASE_VERIFY:
+            return self._run_verify(plan, started_s)
+        token_ids, status, delay_s = self._run_once(plan)
+        return self._result(plan, started_s, delay_s, token_ids, status)
+
+    def _run_verify(self, plan: FakePlan, started_s: float) -> StepResult:
+        """A run of tokens is as many decode steps of one row, with the rejected drafts written behind it."""
+        pattern = self._settings.draft_accept or [0]
+        wanted = np.array([pattern[start % len(pattern)] for start in plan.start.tolist()])
+        accepted = np.minimum(wanted, plan.draft_len)
+        runs: list[list[int]] = [[] for _ in plan.slot]
+        status = np.zeros(len(runs), np.uint8)
+        delay_s = 0.0
+        goes_on = np.arange(len(runs))
+        for place in range(int(accepted.max()) + 1):
+            row = plan.rows_of(goes_on, plan.start[goes_on] + place, np.ones_like(goes_on))
+            if place == 0:
+                row = replace(row, page_deltas=plan.page_deltas, released_slots=plan.released_slots)
+            ids, broken, slept_s = self._run_once(row)
+            status[goes_on] = broken
+            delay_s = max(delay_s, slept_s)
+            for request, token_id in zip(goes_on.tolist(), ids.tolist(), strict=True):
+                runs[request].append(token_id)
+            goes_on = goes_on[(accepted[goes_on] > place) & (broken == STATUS_OK)]
+        num_ids = np.array([len(run) for run in runs])
+        rejected = plan.draft_len + 1 - num_ids
+        rest = plan.rows_of(np.arange(len(runs)), plan.start + num_ids, rejected)
+        # No id of the fake model is negative: whoever reads what a rejected draft left notices.
+        self._memory.run_rejected(rest, np.full(len(rest.positions), -2, np.int64))
+        token_ids = np.array([token_id for run in runs for token_id in run], np.int32)
+        result = self._result(plan, started_s, delay_s, token_ids, status)
+        drafts = StepDrafts(
+            plan.request_id, plan.draft_len.astype(np.uint32), (num_ids - 1).astype(np.uint32)
+        )
+        return replace(result, num_ids=num_ids.astype(np.uint32), drafts=drafts)
+
+    def _run_once(self, plan: FakePlan) -> tuple[NDArray[np.int32], NDArray[np.uint8], float]:
+        """The next ids, which rows are broken, and the longest delay that a script asks for."""
         self._memory.run(plan)
         context = self._memory.context(plan, CONTEXT_LEN)
         token_ids = next_tokens(context, plan.end, self._settings)
@@ -124,11 +168,24 @@ class FakeWorker:
         status = np.zeros(len(token_ids), np.uint8)
         delay_s = self._follow_scripts(plan, token_ids, status)
         self._memory.append(plan, token_ids.astype(np.int64))
+        return token_ids, status, delay_s
+
+    def _result(
+        self,
+        plan: FakePlan,
+        started_s: float,
+        delay_s: float,
+        token_ids: NDArray[np.int32],
+        status: NDArray[np.uint8],
+    ) -> StepResult:
+        """Sleep for what is left of the step's time."""
         left_s = started_s + self._settings.step_s(plan.positions) + delay_s - self._clock()
         if left_s > 0:
             self._sleep(left_s)
         finished_s = self._clock()
-        return StepResult(step_id, token_ids, status, finished_s - started_s, started_s, finished_s)
+        return StepResult(
+            plan.step_id, token_ids, status, finished_s - started_s, started_s, finished_s
+        )
 
     def _follow_scripts(
         self, plan: FakePlan, token_ids: NDArray[np.int32], status: NDArray[np.uint8]

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dsserve.kv.layout import TOKEN_RING
+from dsserve.kv.layout import TOKEN_RING, WINDOW_SLACK
 from dsserve.worker.fake_plan import FakePlan, Ints, SlotCheckError
 
-_OVERSHOOT = 4
+_OVERSHOOT = 32
 """Positions past the context length that steps in flight may still compute."""
 
 
@@ -28,13 +28,16 @@ class RequestRecord:
 
 
 class WindowRing:
-    """(token id, position) of the last W rows of each slot, for one half of the layers."""
+    """(token id, position) of the last rows of each slot, for one half of the layers.
+
+    It holds a few rows more than the window, so that rejected drafts destroy none that is visible.
+    """
 
     def __init__(self, name: str, *, num_slots: int, window: int) -> None:
         self.name = name
-        self.window = window
-        self.token = np.full((num_slots, window), -1, np.int32)
-        self.position = np.full((num_slots, window), -1, np.int32)
+        self.window, self._num_rows = window, window + WINDOW_SLACK
+        self.token = np.full((num_slots, self._num_rows), -1, np.int32)
+        self.position = np.full((num_slots, self._num_rows), -1, np.int32)
 
     def clear(self, slot: int) -> None:
         """Forget what an earlier request left."""
@@ -50,7 +53,7 @@ class WindowRing:
             floor: [B] nothing below is visible.
         """
         want = first[:, None] - np.arange(1, self.window)
-        slot, entry = plan.slot[:, None], want % self.window
+        slot, entry = plan.slot[:, None], want % self._num_rows
         position, token = self.position[slot, entry], self.token[slot, entry]
         wrong = (position != want) | (token != truth[slot, np.maximum(want, 0)])
         wrong &= want >= np.maximum(floor, 0)[:, None]
@@ -64,12 +67,12 @@ class WindowRing:
             )
 
     def write(self, plan: FakePlan, first: Ints, token_ids: Ints) -> None:
-        """Write the rows from `first` on; of more than W rows the last W stay."""
-        kept = np.maximum(first, plan.end - self.window)[plan.row_request]
+        """Write the rows from `first` on; of more than the ring holds the last stay."""
+        kept = np.maximum(first, plan.end - self._num_rows)[plan.row_request]
         rows = np.flatnonzero(plan.positions >= kept)
         slot, position = plan.slot[plan.row_request[rows]], plan.positions[rows]
-        self.token[slot, position % self.window] = token_ids[rows]
-        self.position[slot, position % self.window] = position
+        self.token[slot, position % self._num_rows] = token_ids[rows]
+        self.position[slot, position % self._num_rows] = position
 
 
 class FullPages:
@@ -220,6 +223,27 @@ class SlotMemory:
         self.encoder.write(plan, plan.start, token_ids)
         self._run_tail(plan, token_ids)
         self._next_position[plan.slot] = plan.end
+
+    def located(self, plan: FakePlan) -> FakePlan:
+        """The plan with rows that continue an output at their true positions, which lie at or before its own.
+
+        Raises:
+            SlotCheckError: They lie behind, so that pages may be missing.
+        """
+        anchor = np.where(plan.is_decode, self.truth_len[plan.slot] - 1, plan.start)
+        wrong = np.flatnonzero(anchor > plan.start)
+        if len(wrong):
+            at = wrong[0]
+            raise SlotCheckError(
+                f"{plan.describe(at)}: starts before position {anchor[at]}, the newest token"
+            )
+        return plan.moved_to(anchor)
+
+    def run_rejected(self, plan: FakePlan, token_ids: Ints) -> None:
+        """Leave behind what rejected drafts write: pages and windows, at positions beyond all that is valid."""
+        self.pages.write(plan, token_ids)
+        self.encoder.write(plan, plan.start, token_ids)
+        self.decoder.write(plan, plan.start, token_ids)
 
     def context(self, plan: FakePlan, length: int) -> Ints:
         """The last `length` ids of each request, oldest first; -1 before its start."""

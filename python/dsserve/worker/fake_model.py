@@ -33,6 +33,8 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         window: Replaces the model's sliding window (read by `config/model.py`).
         first_id: First id it emits, unless a script says otherwise.
         num_ids: How many ids follow each other from there.
+        draft_accept: How many drafts are accepted by a verification whose anchor is at position p:
+            the entry p modulo their number, if there are so many drafts. None: no drafts.
     """
 
     base_us: float = 0.0
@@ -41,6 +43,7 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     window: int | None = None
     first_id: int = FIRST_PRINTABLE_ID
     num_ids: int = NUM_PRINTABLE_IDS
+    draft_accept: list[int] | None = None
 
     def step_s(self, positions: NDArray[np.int64]) -> float:
         """Seconds that a step takes whose rows stand at `positions`."""
@@ -57,17 +60,17 @@ def read_fake_settings(values: Mapping[str, Any], *, vocab_size: int) -> FakeSet
         ConfigError: A key is unknown (or does not work in this version) or a value is wrong.
     """
     name = "--json-model-override-args"
-    if "draft_accept" in values:
-        raise ConfigError(
-            f"{name}: fake.draft_accept does not work in this version (no draft tokens); remove it",
-            param=name,
-        )
     try:
         settings = msgspec.convert(dict(values), FakeSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: fake: {error}", param=name) from None
     if min(settings.base_us, settings.row_us, settings.pair_us) < 0:
         raise ConfigError(f"{name}: fake: times must not be negative", param=name)
+    pattern = settings.draft_accept
+    if pattern is not None and (not pattern or min(pattern) < 0):
+        raise ConfigError(
+            f"{name}: fake.draft_accept must be a list of numbers, none negative", param=name
+        )
     if settings.first_id < 0 or settings.num_ids < 1 or settings.first_id >= vocab_size:
         raise ConfigError(
             f"{name}: fake: first_id {settings.first_id} and num_ids {settings.num_ids} give no id "

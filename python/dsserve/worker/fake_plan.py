@@ -1,13 +1,13 @@
 """What does a step plan say, and is it well formed? For the fake model, without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dsserve.errors import EngineFault
-from dsserve.worker.base import PHASE_DECODE, PHASE_PREFILL, PlanBuffers
+from dsserve.worker.base import PHASE_DECODE, PHASE_PREFILL, PHASE_VERIFY, PlanBuffers
 
 Ints = NDArray[np.int64]
 
@@ -40,6 +40,7 @@ class FakePlan:
     cached_len: Ints
     replay_len: Ints
     tail_len: Ints
+    draft_len: Ints
     window_floor: Ints
     write_floor: Ints
     tail_floor: Ints
@@ -53,10 +54,49 @@ class FakePlan:
 
     def describe(self, request: int) -> str:
         """Say which request of which step."""
-        phase = {PHASE_PREFILL: "PREFILL", PHASE_DECODE: "DECODE"}.get(self.phase, str(self.phase))
+        names = {PHASE_PREFILL: "PREFILL", PHASE_DECODE: "DECODE", PHASE_VERIFY: "VERIFY"}
+        phase = names.get(self.phase, str(self.phase))
         return (
             f"step {self.step_id} ({phase}), request {self.request_id[request]} in slot "
             f"{self.slot[request]}, rows [{self.start[request]}, {self.end[request]})"
+        )
+
+    def moved_to(self, start: Ints) -> "FakePlan":
+        """The same rows from other positions on."""
+        return replace(
+            self,
+            start=start,
+            end=start + self.lens,
+            positions=self.positions + (start - self.start)[self.row_request],
+        )
+
+    def rows_of(self, requests: Ints, start: Ints, lens: Ints) -> "FakePlan":
+        """A plan of some of the requests, at `start` with `lens` rows each, that changes no page table."""
+        return replace(
+            self,
+            request_id=self.request_id[requests],
+            slot=self.slot[requests],
+            start=start,
+            lens=lens,
+            end=start + lens,
+            row_request=np.repeat(np.arange(len(requests)), lens),
+            cached_len=self.cached_len[requests],
+            replay_len=self.replay_len[requests],
+            tail_len=lens,
+            draft_len=np.zeros_like(lens),
+            window_floor=self.window_floor[requests],
+            write_floor=self.write_floor[requests],
+            tail_floor=self.tail_floor[requests],
+            samples=self.samples[requests],
+            history_ids=self.history_ids[requests],
+            is_decode=self.is_decode[requests],
+            token_ids=np.full(int(lens.sum()), -1, np.int64),
+            positions=np.concatenate(
+                [np.arange(first, first + n) for first, n in zip(start, lens, strict=True)]
+                or [np.zeros(0, np.int64)]
+            ),
+            page_deltas=self.page_deltas[:0],
+            released_slots=self.released_slots[:0],
         )
 
 
@@ -91,6 +131,7 @@ def read_plan(buffers: PlanBuffers, *, launched_step_id: int) -> FakePlan:
         cached_len=part("cached_len", requests),
         replay_len=part("replay_len", requests),
         tail_len=part("tail_len", requests),
+        draft_len=part("draft_len", requests),
         window_floor=part("window_floor", requests),
         write_floor=part("write_floor", requests),
         tail_floor=part("tail_floor", requests),
@@ -113,7 +154,8 @@ def _check_form(
         if not condition:
             raise SlotCheckError(f"step {plan.step_id}: {what}")
 
-    require(plan.phase in (PHASE_PREFILL, PHASE_DECODE), f"phase {plan.phase} has no meaning here")
+    phases = (PHASE_PREFILL, PHASE_DECODE, PHASE_VERIFY)
+    require(plan.phase in phases, f"phase {plan.phase} has no meaning here")
     require(len(plan.slot) > 0, "a plan without requests")
     require(
         cu_seqlens[0] == 0 and cu_seqlens[-1] == len(plan.token_ids) and (plan.lens > 0).all(),
@@ -136,4 +178,15 @@ def _check_form(
         (plan.phase != PHASE_DECODE) or (plan.is_decode.all() and (plan.lens == 1).all()),
         "a DECODE step with more than one row per request",
     )
-    require((plan.lens[plan.is_decode] == 1).all(), "a decoding request with several rows")
+    require(
+        (plan.phase != PHASE_VERIFY) or (plan.is_decode.all() and plan.samples.all()),
+        "a VERIFY step with rows of a prompt, or without samples",
+    )
+    require(
+        (plan.phase == PHASE_VERIFY) or (plan.draft_len == 0).all(),
+        "drafts outside of a VERIFY step",
+    )
+    require(
+        (plan.lens[plan.is_decode] == plan.draft_len[plan.is_decode] + 1).all(),
+        "a decoding request with other rows than its anchor and its drafts",
+    )
