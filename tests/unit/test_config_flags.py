@@ -75,6 +75,7 @@ WORKING = [
     "engram_placement",
     "engram_cache_size",
     "engram_memory_limit",
+    "enable_deterministic_inference",
     "speculative_algorithm",
     "speculative_num_draft_tokens",
     "speculative_dspark_verify",

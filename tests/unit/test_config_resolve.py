@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from dsserve.config.determinism import default_seed
 from dsserve.config.resolve import default_page_size, resolve
 from dsserve.config.server import ServerConfig
 from dsserve.errors import ConfigError
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from dsserve.config.model import ModelConfig
 
 
-def model(*, window=128, positions=4096, ratio=2, stages=0, block=5, fake=None) -> ModelConfig:
+def model(
+    *, window=128, positions=4096, ratio=2, stages=0, block=5, fake=None, engram_layers=()
+) -> ModelConfig:
     facts = SimpleNamespace(
         sliding_window=window,
         max_position_embeddings=positions,
         stateful_ratio=ratio,
         has_draft=stages > 0,
+        engram_layer_ids=engram_layers,
         dspark_block_size=block,
         fake=fake or {},
     )
@@ -173,3 +177,64 @@ def test_a_pool_below_one_page_is_refused():
 def test_the_parser_of_another_model_is_refused():
     with pytest.raises(ConfigError, match="use deepseek-v41 or auto"):
         resolve(config(reasoning_parser="deepseek-v4"), model())
+
+
+def test_deterministic_inference_turns_both_replays_off():
+    resolved = resolve(config(enable_deterministic_inference=True), model())
+    assert resolved.enable_encoder_swa_bounded_replay is False
+    assert resolved.enable_decoder_swa_bounded_replay is False
+    assert resolve(resolved, model()) == resolved
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"enable_encoder_swa_bounded_replay": True},
+        {"enable_decoder_swa_bounded_replay": True},
+        {"device": "cuda"},
+        {"speculative_dspark_sampling": "rejection"},
+    ],
+)
+def test_deterministic_inference_refuses_what_makes_results_depend_on_others(values):
+    with pytest.raises(ConfigError, match="--enable-deterministic-inference does not go with --"):
+        resolve(config(enable_deterministic_inference=True, **values), model())
+
+
+def test_deterministic_inference_lists_all_that_stands_against_it():
+    with pytest.raises(ConfigError) as caught:
+        resolve(
+            config(
+                enable_deterministic_inference=True,
+                device="cuda",
+                enable_encoder_swa_bounded_replay=True,
+            ),
+            model(),
+        )
+    assert "--device cuda" in str(caught.value)
+    assert "--enable-encoder-swa-bounded-replay" in str(caught.value)
+
+
+def test_requests_without_a_seed_share_one_only_in_deterministic_inference():
+    assert default_seed(config()) is None
+    assert default_seed(config(random_seed=5)) is None
+    assert default_seed(config(enable_deterministic_inference=True)) == 0
+    assert default_seed(config(enable_deterministic_inference=True, random_seed=5)) == 5
+
+
+def test_engram_tables_are_on_the_device_unless_a_flag_says_otherwise():
+    assert resolve(config(), model(engram_layers=(1,))).engram_placement == "device"
+    placed = config(engram_placement="sharded", engram_cache_size=10)
+    assert resolve(placed, model(engram_layers=(1,))).engram_placement == "sharded"
+
+
+@pytest.mark.parametrize(
+    ("values", "layers", "named"),
+    [
+        ({"engram_cache_size": 10}, (1,), "--engram-cache-size 10"),
+        ({"engram_placement": "host"}, (), "--engram-placement host: the model has no"),
+        ({"engram_placement": "host", "device": "cuda"}, (1,), "does not work yet with --device"),
+    ],
+)
+def test_engram_flags_that_cannot_work_are_refused(values, layers, named):
+    with pytest.raises(ConfigError, match=named):
+        resolve(config(**values), model(engram_layers=layers))

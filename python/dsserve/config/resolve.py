@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsserve.config.determinism import make_deterministic
 from dsserve.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def resolve(config: ServerConfig, model: ModelConfig) -> ServerConfig:
     Raises:
         ConfigError: If a value does not go with the model, naming the flag and the remedy.
     """
+    config = make_deterministic(config)
     if config.model_path is None:
         raise ConfigError("--model-path is not set", param="--model-path")
     page_size = config.page_size if config.page_size is not None else default_page_size(model)

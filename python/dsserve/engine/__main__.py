@@ -147,6 +147,10 @@ class _Engine:
             memory.num_slots,
             memory.reason,
         )
+        if not (server.enable_encoder_swa_bounded_replay or server.disable_radix_cache):
+            logger.info(
+                "no prefix hits: without encoder replay nothing rebuilds the window after one"
+            )
         settings = scheduler_config(server, model, num_pages=memory.num_pages)
         try:
             scheduler = _native.Scheduler(json.dumps(settings))

@@ -83,7 +83,8 @@ class DeepseekOptions:
     )
     dsv4_attn_backend: str = option("auto", "Attention kernels.", since=6)
     enable_deterministic_inference: bool = switch(
-        "The same output for a request whatever else runs.", since=4
+        "The same output for a request whatever else runs or ran: no bounded replay, no prefix hits.",
+        since=3,
     )
     random_seed: int | None = option(
         None,

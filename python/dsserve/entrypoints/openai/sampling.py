@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dsserve.config.determinism import default_seed
 from dsserve.errors import ContextTooLong, InvalidRequest, Unsupported, shown
 from dsserve.protocol.engine import CustomParams, EngineRequest, SamplingParams, pack_u32
 
@@ -149,13 +150,14 @@ def _sampling(
     logit_bias: dict[int, float] | None,
 ) -> SamplingParams:
     defaults = state.model.defaults if state.config.api_profile == "open" else {}
+    seed = default_seed(state.config) if limit.seed is None else limit.seed
     top_k = body.top_k if body.top_k is not None else int(defaults.get("top_k", -1))
     return SamplingParams(
         temperature=limit.temperature,
         top_p=limit.top_p,
         top_k=top_k if top_k > 0 else -1,
         min_p=_first(body.min_p, defaults.get("min_p"), 0.0),
-        seed=None if limit.seed is None else (limit.seed + index) & _SEED_MASK,
+        seed=None if seed is None else (seed + index) & _SEED_MASK,
         repetition_penalty=_first(body.repetition_penalty, defaults.get("repetition_penalty"), 1.0),
         presence_penalty=_first(body.presence_penalty, None, 0.0),
         frequency_penalty=_first(body.frequency_penalty, None, 0.0),
