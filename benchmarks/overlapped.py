@@ -41,17 +41,25 @@ class OverlappedScheduler:
         Raises:
             RuntimeError: If one is rejected.
         """
-        rejected = self.scheduler.submit(
-            [
-                {
-                    "request_id": request_id,
-                    "token_ids": prompt,
-                    "max_new_tokens": max_new_tokens,
-                    "ignore_eos": True,
-                }
-                for request_id, prompt, max_new_tokens in requests
-            ]
-        )
+        self.submit_specs([self.spec(*request) for request in requests])
+
+    @staticmethod
+    def spec(request_id: int, prompt: bytes, max_new_tokens: int) -> dict[str, Any]:
+        """Return a request as the scheduler takes it."""
+        return {
+            "request_id": request_id,
+            "token_ids": prompt,
+            "max_new_tokens": max_new_tokens,
+            "ignore_eos": True,
+        }
+
+    def submit_specs(self, specs: list[dict[str, Any]]) -> None:
+        """Submit requests.
+
+        Raises:
+            RuntimeError: If one is rejected.
+        """
+        rejected = self.scheduler.submit(specs)
         if rejected:
             raise RuntimeError(f"the scheduler rejected requests: {rejected[0]}")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAMESPACE = CacheNamespace()
+TAIL = {"window": WINDOW // PAGE_SIZE}
 
 
 class PrefixCache(Protocol):
@@ -93,15 +94,15 @@ class OurCache:
     def insert(self, key: NDArray[np.uint32], found: Any) -> None:
         """Insert from the matched node on."""
         _, node, pages = found
-        own = _held(self.cache.allocate(key.size // PAGE_SIZE - pages.size))
-        row = np.concatenate([pages, own])
+        num_new = key.size // PAGE_SIZE - pages.size
         if not self._has_window:
+            row = np.concatenate([pages, _held(self.cache.allocate(num_new))])
             _, _, replaced = self.cache.insert(NAMESPACE, key, row, start=node)
             self._free(replaced)
             return
-        tail = _held(self.cache.allocate_component("window", WINDOW // PAGE_SIZE))
-        tails = {"window": tail}
-        _, _, replaced, kept = self.cache.insert_tails(NAMESPACE, key, row, tails, start=node)
+        own = self.cache.allocate_row({"full": num_new} | TAIL)
+        row = np.concatenate([pages, _held(own)])
+        _, _, replaced, kept = self.cache.insert_row(NAMESPACE, key, row, TAIL, start=node)
         self._free(replaced)
         doubles = [own_page for _, _, twice in kept for _, own_page, _ in twice]
         if doubles:

@@ -102,7 +102,7 @@ class Scheduler:
         ignore_eos, stop_token_ids (bytes, u32 LE), priority, tenant (u64, whom it is for),
         deadline_us (on the clock of `now_us`), needs_mask (its sampling waits for a mask), draft_len
         (draft tokens of its VERIFY rows; absent = the server's, 0 = none), extra_key, cache_salt,
-        arrival_us, whole_extend, prompt_len (`token_ids` is the beginning of a prompt of that length:
+        arrival_us, whole_extend, max_cached_len (most tokens to take from the cache), prompt_len (`token_ids` is the beginning of a prompt of that length:
         the rest comes through `extend_prompt`).
 
         Raises:
@@ -440,6 +440,23 @@ class RadixCache:
         Also returns `(component, num_kept, replaced)` where some pages stay the caller's.
         """
 
+    def insert_row(
+        self,
+        namespace: CacheNamespace,
+        tokens: NDArray[np.uint32],
+        row: NDArray[np.uint32],
+        tails: dict[str, int],
+        *,
+        start: CacheNode | None = None,
+        priority: int | None = None,
+    ) -> tuple[
+        CacheNode,
+        int,
+        list[tuple[int, int, int]],
+        list[tuple[str, int, list[tuple[int, int, int]]]],
+    ]:
+        """Like `insert_tails` with all pages in one array: the FULL ones, then so many of each component."""
+
     def tail_pages(self, node: CacheNode, component: str) -> NDArray[np.uint32]:
         """Returns the pages that a component has for the end of a prefix."""
 
@@ -463,6 +480,9 @@ class RadixCache:
 
     def allocate_component(self, component: str, count: int) -> NDArray[np.uint32] | None:
         """Like `allocate`, `free` and `evict` for a component by name."""
+
+    def allocate_row(self, counts: dict[str, int]) -> NDArray[np.uint32] | None:
+        """Like `allocate` for several components (`full` too): one array, one after the other."""
 
     def free_component(self, component: str, pages: NDArray[np.uint32]) -> None:
         """Takes held pages of a component back."""

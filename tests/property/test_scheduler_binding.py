@@ -335,8 +335,8 @@ def test_a_prompt_crosses_in_parts() -> None:
 
 def test_a_request_says_how_many_drafts_it_wants() -> None:
     scheduler, sets = registered(draft_len=2)
-    specs = [spec(1, [5] * 9, 20), spec(2, [6] * 9, 20, draft_len=0)]
-    assert scheduler.submit([*specs, spec(3, [7] * 9, 20, draft_len=None)]) == []
+    specs = [spec(1, [5] * 7, 20), spec(2, [6] * 7, 20, draft_len=0)]
+    assert scheduler.submit([*specs, spec(3, [7] * 7, 20, draft_len=None)]) == []
     (refused,) = scheduler.submit([spec(4, [5] * 9, 20, draft_len=3)])
     assert refused[:2] == (4, "invalid_draft_len")
     with pytest.raises(_native.SchedulerError, match="draft_len"):

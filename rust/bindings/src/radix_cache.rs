@@ -8,6 +8,7 @@ use std::collections::HashMap;
 mod batch;
 mod events;
 mod names;
+mod row;
 
 use dsserve_radix_cache as core;
 use numpy::{PyArray1, PyReadonlyArray1};
@@ -180,16 +181,27 @@ impl RadixCache {
         options.from = start.map(|start| start.0);
         options.priority = priority;
         let inserted = self.insert_core(py, name, tokens, pages, options)?;
-        let outcomes = inserted.tails.iter().map(|tail| {
-            let replaced = replaced_pages(&tail.replaced);
-            (tail.component.name(), tail.num_kept, replaced)
-        });
-        Ok((
-            CacheNode(inserted.node),
-            inserted.reused_len,
-            replaced_pages(&inserted.replaced),
-            outcomes.collect(),
-        ))
+        Ok(row::outcome(&inserted))
+    }
+
+    /// Like `insert_tails` with all pages in one array: the FULL ones, then so many of each component.
+    #[pyo3(signature = (namespace, tokens, row, tails, *, start = None, priority = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn insert_row<'py>(
+        &mut self,
+        py: Python<'py>,
+        namespace: &CacheNamespace,
+        tokens: PyReadonlyArray1<'py, u32>,
+        row: PyReadonlyArray1<'py, u32>,
+        tails: &Bound<'py, PyDict>,
+        start: Option<&CacheNode>,
+        priority: Option<i32>,
+    ) -> PyResult<(CacheNode, u32, ReplacedPages, InsertedTails)> {
+        let (tokens, row) = (tokens.as_slice()?, row.as_slice()?);
+        let mut options = core::InsertOptions::default();
+        options.from = start.map(|start| start.0);
+        options.priority = priority;
+        self.insert_row_core(py, &namespace.0, tokens, row, tails, options)
     }
 
     /// Returns the pages that a component has for the end of a prefix.
@@ -269,6 +281,15 @@ impl RadixCache {
             done.map_err(|error| from_cache(&error))
         })?;
         Ok(is_done.then(|| PyArray1::from_vec(py, pages)))
+    }
+
+    /// `allocate` of several components, by name: one array, one component after the other.
+    fn allocate_row<'py>(
+        &mut self,
+        py: Python<'py>,
+        counts: &Bound<'py, PyDict>,
+    ) -> PyResult<Option<Pages<'py>>> {
+        self.allocate_row_core(py, counts)
     }
 
     /// Takes held pages of a component back.

@@ -156,6 +156,34 @@ impl RadixCache {
         Ok(self.pool_of(component)?.allocate(count, out))
     }
 
+    /// Hands out free pages of several components, appended to `out` one component after the other;
+    /// all or nothing.
+    ///
+    /// # Errors
+    /// [`CacheError::NoComponent`] if the tree does not hold one of them.
+    pub fn allocate_all(
+        &mut self,
+        counts: &[(Component, u32)],
+        out: &mut Vec<PageId>,
+    ) -> Result<bool, CacheError> {
+        for &(component, _) in counts {
+            self.pool_of(component)?;
+        }
+        let before = out.len();
+        for (done, &(component, count)) in counts.iter().enumerate() {
+            if self.pool_of(component)?.allocate(count, out) {
+                continue;
+            }
+            let mut given = out.split_off(before);
+            for &(component, count) in counts[..done].iter().rev() {
+                let pages = given.split_off(given.len() - count as usize);
+                self.pool_of(component)?.free_held(&pages)?;
+            }
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
     /// [`try_free`](Self::try_free) for any component.
     ///
     /// # Errors
