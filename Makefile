@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench bench-peers soak eval-tiny fuzz coverage docs wheel clean
+.PHONY: help serve chat test test-rust test-py test-wheel test-all build lint fmt bench bench-peers soak eval-tiny gpu-bundle fuzz coverage docs wheel clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -71,17 +71,13 @@ eval-tiny: build ## Score the embedded model through the HTTP API; CHECKPOINT=DI
 	$(BIN)/python -m tools.tiny_model.served $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") \
 	  $(if $(COUNT),--count $(COUNT)) $(if $(ROWS),--rows "$(ROWS)") $(if $(OUT),--out "$(OUT)") $(if $(CARD),--markdown "$(CARD)") $(ARGS)
 
+gpu-bundle: build ## Pack what a GPU machine with torch and no network needs into .gpu-bundle; SET=serve CHECKPOINT=DIR ARGS=".."
+	$(BIN)/python -m tools.gpu_bundle --set $(or $(SET),serve) $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)") $(ARGS)
+
 SECONDS_EACH ?= 150
 
-fuzz: ## Fuzz the Rust crates, 10 minutes in all; SECONDS_EACH=N for each of the four targets
-	@if cargo fuzz --version >/dev/null 2>&1 && rustup toolchain list 2>/dev/null | grep -q nightly; then \
-	  for target in radix_ops scheduler_events stream_decode encode; do \
-	    cargo +nightly fuzz run --fuzz-dir rust/fuzz --features libfuzzer $$target -- -max_total_time=$(SECONDS_EACH) || exit 1; \
-	  done; \
-	else \
-	  echo "cargo fuzz or a nightly compiler is missing: running the loop driver, without coverage"; \
-	  cd rust/fuzz && cargo run --quiet --release --bin smoke -- --seconds $(SECONDS_EACH); \
-	fi
+fuzz: ## Fuzz the Rust crates, 10 minutes in all; SECONDS_EACH=N for each of the four targets (needs a C++ compiler)
+	tools/fuzz.sh $(SECONDS_EACH)
 
 coverage: ## Line coverage of the three library crates (needs the component llvm-tools)
 	tools/coverage.sh

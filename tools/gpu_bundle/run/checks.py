@@ -1,0 +1,295 @@
+"""Runs the checks of a bundle on a machine with a CUDA device; needs nothing but Python's own library."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Seconds that are kept for writing the results.
+RESERVE_S = 8.0
+
+
+@dataclass
+class Place:
+    """Where the bundle was unpacked.
+
+    Attributes:
+        work: The folder.
+        golden: Name -> golden checkpoint.
+        out: Folder of the results.
+        end_s: When everything must have ended, on the monotonic clock.
+    """
+
+    work: Path
+    golden: dict[str, Path]
+    out: Path
+    end_s: float
+
+    @property
+    def code(self) -> Path:
+        """The source tree."""
+        return self.work / "code"
+
+    @property
+    def model(self) -> Path:
+        """The checkpoint to serve."""
+        [folder] = [p for p in (self.work / "model").iterdir() if p.is_dir()]
+        return folder
+
+    def environment(self, **changes: str) -> dict[str, str]:
+        """Variables of a process that imports the bundle's packages."""
+        folders = [
+            self.code / "python",
+            self.code / "kernels",
+            self.work / "site",
+            self.code / "tests",
+        ]
+        return {
+            **os.environ,
+            "PYTHONPATH": ":".join(str(folder) for folder in folders),
+            "OMP_NUM_THREADS": "2",
+            "DSSERVE_CACHE_DIR": str(self.work / "cache"),
+            **changes,
+        }
+
+
+@dataclass
+class Result:
+    """What became of a check."""
+
+    name: str
+    ok: bool
+    seconds: float
+    note: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A process that ends with 0 if all is well.
+
+    Attributes:
+        name: Of the check.
+        command: Arguments, `{python}`, `{bin}`, `{model}`, `{out}` and golden names are filled in.
+        is_alone: It measures time, so nothing runs beside it.
+        seconds: At most.
+        environment: Variables that it sets.
+        note: Pattern of the lines of its output that are worth reading.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    is_alone: bool = False
+    seconds: float = 150.0
+    environment: tuple[tuple[str, str], ...] = ()
+    note: str = r"passed|failed|error|Error|FAIL"
+
+
+def golden(name: str, level: str, extra: str = "") -> Check:
+    """check_golden.py through `--device cuda`."""
+    command: tuple[str, ...] = ("{python}", "{work}/checker/check_golden.py")
+    command += ("--dsserve", "{bin}/dsserve")
+    command += (
+        "--ckpt",
+        f"{{{name}}}",
+        "--level",
+        level,
+        "--extra",
+        f"--device cuda {extra}".strip(),
+    )
+    suffix = ".graph" if "graph" in extra else ""
+    return Check(f"golden.{name}.{level}{suffix}", command)
+
+
+def server(name: str, *flags: str, guard: bool = False, port: int = 31000) -> Check:
+    """The client script of `examples/` against a server, then decode streams."""
+    command: tuple[str, ...] = (
+        "{python}",
+        "{bundle}/server_check.py",
+        "--model",
+        "{model}",
+        "--name",
+        name,
+    )
+    command += (
+        "--out",
+        "{out}",
+        "--port",
+        str(port),
+        "--examples",
+        "{work}/code/examples",
+        "--",
+        *flags,
+    )
+    variables = (("DSSERVE_SYNC_GUARD", "1"),) if guard else ()
+    return Check(f"server.{name}", command, is_alone=True, seconds=120.0, environment=variables)
+
+
+CHECKS = (
+    Check("doctor", ("{bin}/dsserve", "doctor"), note=r"gpu|torch|cuda|failed"),
+    Check(
+        "operators",
+        (
+            *("{python}", "-m", "pytest", "-c", "{bundle}/pytest.ini"),
+            *("--rootdir", "{work}/code", "-q", "-p", "no:cacheprovider"),
+            "{work}/code/tests/gpu",
+        ),
+        note=r"passed|failed|^E  |FAILED",
+    ),
+    golden("v41-tiny-a", "fp32"),
+    golden("v41-tiny-a", "released"),
+    golden("geom", "fp32"),
+    golden("geom", "released"),
+    Check("embedded", ("{python}", "{bundle}/embedded_check.py", "{work}/model", "{bin}/dsserve")),
+    server("overlap", guard=True),
+    server("plain", "--disable-overlap-schedule", port=31010),
+)
+
+
+def main() -> int:
+    """Unpack, run, write the results; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/dsserve-gpu"))
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("checks", nargs="*", help="names or beginnings of names; all if none")
+    options = parser.parse_args()
+    if options.list:
+        sys.stdout.write("\n".join(check.name for check in CHECKS) + "\n")
+        return 0
+    begin_s = time.monotonic()
+    place = Place(options.work, {}, options.out, begin_s + options.seconds - RESERVE_S)
+    unpack(options.bundle, place)
+    say(f"unpacked in {time.monotonic() - begin_s:.1f} s")
+    wanted = [
+        check
+        for check in CHECKS
+        if not options.checks or any(check.name.startswith(name) for name in options.checks)
+    ]
+    results: list[Result] = []
+    with ThreadPoolExecutor(8) as pool:
+        together = [check for check in wanted if not check.is_alone]
+        results += pool.map(lambda check: run(check, place, options.bundle), together)
+    for check in wanted:
+        if check.is_alone:
+            results.append(run(check, place, options.bundle))
+    return write(results, place, time.monotonic() - begin_s)
+
+
+def unpack(bundle: Path, place: Place) -> None:
+    """Unpack all archives, find the golden checkpoints, write the `dsserve` command."""
+    archives = sorted(bundle.glob("*.tar.xz"))
+
+    def one(archive: Path) -> None:
+        target = place.work / archive.name.removesuffix(".tar.xz")
+        target.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(archive) as tar:
+            tar.extractall(target, filter="data")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, archives))
+    extension = place.work / "extension/_native.abi3.so"
+    (place.code / "python/dsserve/_native.abi3.so").write_bytes(extension.read_bytes())
+    for name in ("v41-tiny-a", "geom"):
+        for folder in (place.work / name / name, Path("tests/golden/data") / name):
+            if (folder / "golden.safetensors").is_file():
+                place.golden.setdefault(name, folder.resolve())
+    # Where the tests look for checkpoint A.
+    data = place.code / "tests/golden/data/v41-tiny-a"
+    if "v41-tiny-a" in place.golden and not data.exists():
+        data.parent.mkdir(parents=True, exist_ok=True)
+        data.symlink_to(place.golden["v41-tiny-a"])
+    command = place.work / "bin/dsserve"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dsserve.cli.main "$@"\n')
+    command.chmod(0o755)
+
+
+def run(check: Check, place: Place, bundle: Path) -> Result:
+    """Run one check within its time and that of the whole."""
+    values = {
+        "python": sys.executable,
+        "bin": str(place.work / "bin"),
+        "work": str(place.work),
+        "out": str(place.out),
+        "bundle": str(bundle),
+        "model": str(place.model) if (place.work / "model").is_dir() else "",
+        **{name: str(folder) for name, folder in place.golden.items()},
+    }
+    begin_s = time.monotonic()
+    log = place.work / "logs" / f"{check.name}.log"
+    log.parent.mkdir(exist_ok=True)
+    limit_s = min(check.seconds, place.end_s - begin_s)
+    try:
+        command = [part.format(**values) for part in check.command]
+    except KeyError as missing:
+        return Result(check.name, False, 0.0, f"not in the bundle: {missing}")
+    if limit_s < 5:
+        return Result(check.name, False, 0.0, "no time left")
+    environment = place.environment(**dict(check.environment))
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        timer = threading.Timer(limit_s, lambda: os.killpg(process.pid, 9))
+        timer.start()
+        code = process.wait()
+        timer.cancel()
+    seconds = time.monotonic() - begin_s
+    text = log.read_text(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if re.search(check.note, line)]
+    note = " | ".join(lines[-6:])[-900:] or text[-300:]
+    details = place.work / "logs" / f"{check.name}.json"
+    found = place.out / f"{check.name}.json"
+    if found.is_file():
+        found.replace(details)
+    result = Result(check.name, code == 0, round(seconds, 1), note)
+    if details.is_file():
+        result.details = json.loads(details.read_text())
+    say(f"{'ok  ' if result.ok else 'FAIL'} {check.name} ({seconds:.1f} s) {note[-400:]}")
+    return result
+
+
+def write(results: list[Result], place: Place, seconds: float) -> int:
+    """Write results.json, summary.txt and the logs; returns the exit code."""
+    with tarfile.open(place.out / "logs.tar.gz", "w:gz") as tar:
+        for log in sorted((place.work / "logs").iterdir()):
+            tar.add(log, log.name)
+    body = {"seconds": round(seconds, 1), "results": [asdict(result) for result in results]}
+    (place.out / "results.json").write_text(json.dumps(body, indent=1))
+    lines = [
+        f"{'ok  ' if r.ok else 'FAIL'} {r.seconds:6.1f} s  {r.name}: {r.note}" for r in results
+    ]
+    lines += [f"     {r.name}: {json.dumps(r.details)}" for r in results if r.details]
+    lines.append(f"{sum(r.ok for r in results)} of {len(results)} ok in {seconds:.0f} s")
+    text = "\n".join(lines) + "\n"
+    (place.out / "summary.txt").write_text(text)
+    sys.stdout.write("\n" + text)
+    return 0 if all(result.ok for result in results) else 1
+
+
+def say(text: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
