@@ -369,6 +369,12 @@ class CacheNamespace:
     ) -> CacheNamespace: ...
 
 @final
+class CacheTails:
+    """How many pages of each component cover the end of a prompt: made once, used by every call."""
+
+    def __new__(cls, counts: dict[str, int]) -> CacheTails: ...
+
+@final
 class RadixCache:
     """The radix tree with its page pools.
 
@@ -445,7 +451,7 @@ class RadixCache:
         namespace: CacheNamespace,
         tokens: NDArray[np.uint32],
         row: NDArray[np.uint32],
-        tails: dict[str, int],
+        tails: CacheTails,
         *,
         start: CacheNode | None = None,
         priority: int | None = None,
@@ -455,7 +461,7 @@ class RadixCache:
         list[tuple[int, int, int]],
         list[tuple[str, int, list[tuple[int, int, int]]]],
     ]:
-        """Like `insert_tails` with all pages in one array: the FULL ones, then so many of each component."""
+        """Like `insert_tails` with all pages in one array: the FULL ones, then those of `tails`."""
 
     def tail_pages(self, node: CacheNode, component: str) -> NDArray[np.uint32]:
         """Returns the pages that a component has for the end of a prefix."""
@@ -481,8 +487,8 @@ class RadixCache:
     def allocate_component(self, component: str, count: int) -> NDArray[np.uint32] | None:
         """Like `allocate`, `free` and `evict` for a component by name."""
 
-    def allocate_row(self, counts: dict[str, int]) -> NDArray[np.uint32] | None:
-        """Like `allocate` for several components (`full` too): one array, one after the other."""
+    def allocate_row(self, count: int, tails: CacheTails) -> NDArray[np.uint32] | None:
+        """Like `allocate` with the pages of `tails` behind the FULL ones."""
 
     def free_component(self, component: str, pages: NDArray[np.uint32]) -> None:
         """Takes held pages of a component back."""

@@ -146,8 +146,9 @@ class LiveRequests:
             "arrival_us": int(request.arrival_s * 1e6),
             "whole_extend": request.whole_extend,
         }
-        if request.draft_len is not None:
-            spec["draft_len"] = request.draft_len
+        for name in ("draft_len", "max_cached_len"):
+            if (limit := getattr(request, name)) is not None:
+                spec[name] = limit
         return spec
 
     def admit(self, request_ids: Iterable[int]) -> list[AdmittedRequest]:

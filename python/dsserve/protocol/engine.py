@@ -115,6 +115,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         deadline_s: `time.monotonic()` of this machine after which it is of no use.
         needs_mask: Its sampling waits for the mask of a grammar.
         whole_extend: Run the decoder half on every uncached row (no decoder replay tail).
+        max_cached_len: Take no more tokens than that from the prefix cache; None = as many as it holds.
         draft_len: Draft tokens of a step at most, 0 = none; None = what the server gives.
         custom_params: The keys of `CustomParams`, checked by the engine.
     """
@@ -134,6 +135,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     cache_salt: str | None = None
     arrival_s: float = 0.0
     whole_extend: bool = False
+    max_cached_len: int | None = None
     draft_len: int | None = None
     custom_params: dict[str, Any] | None = None
 

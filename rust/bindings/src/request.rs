@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::SchedulerError;
 
 /// Keys of a submitted request.
-const SPEC_KEYS: [&str; 16] = [
+const SPEC_KEYS: [&str; 17] = [
     "request_id",
     "token_ids",
     "prompt_len",
@@ -25,6 +25,7 @@ const SPEC_KEYS: [&str; 16] = [
     "cache_salt",
     "arrival_us",
     "whole_extend",
+    "max_cached_len",
 ];
 
 /// Ids that fit behind a prompt before it has to be copied.
@@ -81,6 +82,7 @@ pub fn parse_spec(dict: &Bound<'_, PyDict>) -> PyResult<core::RequestSpec> {
         },
         arrival_us: optional(dict, "arrival_us")?.unwrap_or(0),
         whole_extend: optional(dict, "whole_extend")?.unwrap_or(false),
+        max_cached_len: optional(dict, "max_cached_len")?,
     })
 }
 

@@ -200,7 +200,7 @@ impl Scheduler {
         let watch = next_page.map(|page| page_name(matched.cached_len, page));
         let is_new_watch = watch != request.waiting.watch;
         let before = request.waiting.counted;
-        request.waiting.hit = usable_hit(matched.cached_len, request.len(), &self.config);
+        request.waiting.hit = usable_hit(matched.cached_len, request, &self.config);
         request.waiting.matched = Some(matched);
         request.waiting.is_stale = false;
         request.waiting.watch = watch;

@@ -24,7 +24,7 @@ impl Scheduler {
         let gains = self.fresh.iter().any(|other| {
             let other = self.requests.live(*other);
             let shared = shared_len(request, other, cached_len, self.config.page_size);
-            usable_hit(shared, request.len(), &self.config) > request.waiting.hit
+            usable_hit(shared, request, &self.config) > request.waiting.hit
         });
         if gains && !is_counted {
             let waiting = &mut self.requests.live_mut(key).waiting;

@@ -54,11 +54,17 @@ pub(crate) fn chunk_end(
 }
 
 /// The hit that a request should take, given what the tree holds: a whole number of pages.
+pub(crate) fn usable_hit(cached_len: u32, request: &Request, config: &SchedulerConfig) -> u32 {
+    let limit = request.spec.max_cached_len.unwrap_or(u32::MAX);
+    usable_len(cached_len.min(limit), request.len(), config)
+}
+
+/// The part of a hit that a prompt of `prefill_len` tokens should take.
 ///
 /// A hit of a window or less is refused: all of it would be replayed. A hit so long that the rest
 /// is less than a window, but too long for one step together with the replay rows, is shortened
 /// until the rest fills a window.
-pub(crate) fn usable_hit(cached_len: u32, prefill_len: u32, config: &SchedulerConfig) -> u32 {
+pub(crate) fn usable_len(cached_len: u32, prefill_len: u32, config: &SchedulerConfig) -> u32 {
     let (window, page_size) = (config.window, config.page_size);
     let mut hit = cached_len.min(prefill_len - 1) / page_size * page_size;
     let fits_a_step = |hit: u32| window + (prefill_len - hit) <= config.least_prefill_rows();

@@ -1,5 +1,5 @@
 //! Chunk rules at their edges: page 4, window 8 unless said otherwise.
-use super::{chunk_end, usable_hit, Progress};
+use super::{chunk_end, usable_len, Progress};
 use crate::budget::Budget;
 use crate::config::SchedulerConfig;
 
@@ -105,7 +105,7 @@ fn every_prompt_ends_within_the_least_chunk_size() {
     for prefill_len in 1..80 {
         for cached in (0..prefill_len).step_by(4) {
             let config = config(12);
-            let hit = usable_hit(cached, prefill_len, &config);
+            let hit = usable_len(cached, prefill_len, &config);
             let mut computed = hit;
             let mut replay = hit.min(8);
             for _ in 0..40 {
@@ -124,22 +124,22 @@ fn every_prompt_ends_within_the_least_chunk_size() {
 #[test]
 fn a_hit_is_whole_pages_of_all_but_the_last_token() {
     let config = config(64);
-    assert_eq!(usable_hit(40, 40, &config), 36);
-    assert_eq!(usable_hit(40, 41, &config), 40);
+    assert_eq!(usable_len(40, 40, &config), 36);
+    assert_eq!(usable_len(40, 41, &config), 40);
 }
 
 #[test]
 fn a_hit_of_a_window_or_less_is_refused() {
     let config = config(64);
-    assert_eq!(usable_hit(8, 60, &config), 0);
-    assert_eq!(usable_hit(12, 60, &config), 12);
+    assert_eq!(usable_len(8, 60, &config), 0);
+    assert_eq!(usable_len(12, 60, &config), 12);
 }
 
 #[test]
 fn a_hit_is_shortened_when_the_rest_is_less_than_a_window_and_no_step_holds_it_with_the_replay() {
     // 7 uncached rows and 8 of replay are 15: one step of 16 rows holds them, one of 12 does not.
-    assert_eq!(usable_hit(40, 47, &config(16)), 40);
-    assert_eq!(usable_hit(40, 47, &config(12)), 36);
+    assert_eq!(usable_len(40, 47, &config(16)), 40);
+    assert_eq!(usable_len(40, 47, &config(12)), 36);
 }
 
 #[test]

@@ -42,6 +42,9 @@ pub struct RequestSpec {
     pub arrival_us: u64,
     /// Run every row of the prompt through the decoder half.
     pub whole_extend: bool,
+    /// Take no more tokens than that from the prefix cache, because the rows from there on are wanted
+    /// (log-probabilities of the prompt); none = as many as it holds.
+    pub max_cached_len: Option<u32>,
 }
 
 /// A request in the table: its tokens, its progress and everything it owns.

@@ -414,6 +414,28 @@ fn lpm_takes_the_longest_hit_first_and_fcfs_the_first() {
 }
 
 #[test]
+fn a_hit_ends_where_the_request_wants_rows() {
+    let mut s = scheduler(config());
+    s.submit(vec![spec(1, prompt(0, 60), 1)]);
+    while s.has_work() {
+        run_step(&mut s);
+    }
+    for (max_cached_len, expected) in [(None, 56), (Some(30), 28), (Some(8), 0)] {
+        let limited = RequestSpec {
+            max_cached_len,
+            whole_extend: true,
+            ..spec(2, prompt(0, 60), 1)
+        };
+        s.submit(vec![limited]);
+        let (plan, _) = run_step(&mut s);
+        assert_eq!(plan.cached_len, [expected], "{max_cached_len:?}");
+        while s.has_work() {
+            run_step(&mut s);
+        }
+    }
+}
+
+#[test]
 fn whole_extend_runs_every_row_through_the_decoder() {
     let mut s = scheduler(config());
     let whole = RequestSpec {

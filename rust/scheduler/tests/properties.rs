@@ -41,6 +41,7 @@ prop_compose! {
         tenant in 0_u64..3,
         deadline_us in proptest::option::weighted(0.1, 1_u64..3_000),
         draft_len in proptest::option::weighted(0.3, 0_u32..4),
+        max_cached_len in proptest::option::weighted(0.1, 0_u32..60),
     ) -> RequestSpec {
         let mut token_ids = common::prompt(family, len);
         token_ids.extend(common::prompt(7 + own_tail, own_tail));
@@ -54,6 +55,7 @@ prop_compose! {
             tenant,
             deadline_us,
             draft_len,
+            max_cached_len,
             ..common::spec(0, token_ids, max_new_tokens)
         }
     }

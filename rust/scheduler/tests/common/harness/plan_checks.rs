@@ -88,6 +88,11 @@ impl Harness {
         let page = i32::try_from(config.page_size).unwrap();
         let is_last = plan.samples[request] == 1;
         assert_eq!(hit % page, 0);
+        let limit = self.requests[&id].spec.max_cached_len;
+        assert!(
+            limit.is_none_or(|limit| hit.unsigned_abs() <= limit),
+            "beyond its limit"
+        );
         assert!(
             hit == 0 || hit > window,
             "a hit of a window or less is refused"
