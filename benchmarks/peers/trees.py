@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.peers.rows import OURS
 from benchmarks.peers.sizes import PAGE_SIZE, WINDOW
-from dsserve._native import CacheNamespace, RadixCache
+from dsserve._native import CacheNamespace, CacheTails, RadixCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NAMESPACE = CacheNamespace()
-TAIL = {"window": WINDOW // PAGE_SIZE}
+TAIL = CacheTails({"window": WINDOW // PAGE_SIZE})
 
 
 class PrefixCache(Protocol):
@@ -100,12 +100,12 @@ class OurCache:
             _, _, replaced = self.cache.insert(NAMESPACE, key, row, start=node)
             self._free(replaced)
             return
-        own = self.cache.allocate_row({"full": num_new} | TAIL)
+        own = self.cache.allocate_row(num_new, TAIL)
         row = np.concatenate([pages, _held(own)])
         _, _, replaced, kept = self.cache.insert_row(NAMESPACE, key, row, TAIL, start=node)
         self._free(replaced)
-        doubles = [own_page for _, _, twice in kept for _, own_page, _ in twice]
-        if doubles:
+        if kept:
+            doubles = [own_page for _, _, twice in kept for _, own_page, _ in twice]
             self.cache.free_component("window", np.array(doubles, np.uint32))
 
     def _free(self, replaced: list[tuple[int, int, int]]) -> None:

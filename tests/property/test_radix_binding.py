@@ -162,18 +162,18 @@ def test_a_policy_decides_what_goes(policy: str) -> None:
 
 
 def test_a_row_of_all_components_is_allocated_and_inserted_in_one_call_each() -> None:
-    tails = {"window": 2}
+    tails = _native.CacheTails({"window": 2})
     key = ids([1] * (3 * PAGE))
     window = {"window": (2 * PAGE, PAGE, 64)}
     parts, rows = cache(components=window), cache(components=window)
     put(parts, key, window=_held(parts.allocate_component("window", 2)))
-    row = _held(rows.allocate_row({"full": 3} | tails))
+    row = _held(rows.allocate_row(3, tails))
     assert row.tolist() == [1, 2, 3, 1, 2]
-    assert rows.allocate_row({"full": 1, "window": 10_000}) is None, "all or nothing"
-    assert rows.allocate_row({"window": 1, "full": 10_000}) is None
+    assert rows.allocate_row(1, _native.CacheTails({"window": 10_000})) is None, "all or nothing"
+    assert rows.allocate_row(10_000, tails) is None
     assert rows.insert_row(PLAIN, key, row, tails)[1:] == (0, [], [])
     assert rows.stats() == parts.stats()
-    again = _held(rows.allocate_row({"full": 3} | tails))
+    again = _held(rows.allocate_row(3, tails))
     _, reused, replaced, outcomes = rows.insert_row(PLAIN, key, again, tails)
     assert (reused, len(replaced)) == (3 * PAGE, 3)
     assert outcomes == [("window", 0, [(1, 3, 1), (2, 4, 2)])]
@@ -182,14 +182,18 @@ def test_a_row_of_all_components_is_allocated_and_inserted_in_one_call_each() ->
 
 def test_rows_that_do_not_fit_are_refused() -> None:
     tree = cache(components={"window": (2 * PAGE, PAGE, 64)})
-    row = _held(tree.allocate_row({"full": 2, "window": 1}))
-    for tails in ({"window": 4}, {"window": 2}, {"window": 0}):
+    row = _held(tree.allocate_row(2, _native.CacheTails({"window": 1})))
+    for count in (4, 2, 0):
         with pytest.raises(_native.CacheError):
-            tree.insert_row(PLAIN, ids([1] * (2 * PAGE)), row, tails)
-    with pytest.raises(ValueError, match="component"):
-        tree.insert_row(PLAIN, ids([1] * (2 * PAGE)), row, {"full": 1})
-    with pytest.raises(ValueError, match="component"):
-        tree.allocate_row({"nothing": 1})
+            tree.insert_row(
+                PLAIN, ids([1] * (2 * PAGE)), row, _native.CacheTails({"window": count})
+            )
+    with pytest.raises(_native.CacheError):
+        tree.allocate_row(1, _native.CacheTails({"draft": 1}))
+    assert tree.stats()["full"]["num_held"] == 2
+    for name in ("full", "nothing"):
+        with pytest.raises(ValueError, match="component"):
+            _native.CacheTails({name: 1})
 
 
 def _held(pages: np.ndarray | None) -> np.ndarray:

@@ -13,7 +13,7 @@ mod _native {
     #[pymodule_export]
     use super::errors::{InvariantError, SchedulerError};
     #[pymodule_export]
-    use super::radix_cache::{CacheError, CacheNamespace, CacheNode, RadixCache};
+    use super::radix_cache::{CacheError, CacheNamespace, CacheNode, CacheTails, RadixCache};
     #[pymodule_export]
     use super::scheduler::{Scheduler, StepOutputs, StepSummary};
     #[pymodule_export]

@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 pub use self::names::{CacheNamespace, CacheNode};
+pub use self::row::CacheTails;
 
 use self::batch::Prompts;
 use self::events::Batch;
@@ -184,7 +185,7 @@ impl RadixCache {
         Ok(row::outcome(&inserted))
     }
 
-    /// Like `insert_tails` with all pages in one array: the FULL ones, then so many of each component.
+    /// Like `insert_tails` with all pages in one array: the FULL ones, then those of `tails`.
     #[pyo3(signature = (namespace, tokens, row, tails, *, start = None, priority = None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn insert_row<'py>(
@@ -193,7 +194,7 @@ impl RadixCache {
         namespace: &CacheNamespace,
         tokens: PyReadonlyArray1<'py, u32>,
         row: PyReadonlyArray1<'py, u32>,
-        tails: &Bound<'py, PyDict>,
+        tails: &CacheTails,
         start: Option<&CacheNode>,
         priority: Option<i32>,
     ) -> PyResult<(CacheNode, u32, ReplacedPages, InsertedTails)> {
@@ -283,13 +284,14 @@ impl RadixCache {
         Ok(is_done.then(|| PyArray1::from_vec(py, pages)))
     }
 
-    /// `allocate` of several components, by name: one array, one component after the other.
+    /// Like `allocate` with the pages of `tails` behind the FULL ones.
     fn allocate_row<'py>(
         &mut self,
         py: Python<'py>,
-        counts: &Bound<'py, PyDict>,
+        count: u32,
+        tails: &CacheTails,
     ) -> PyResult<Option<Pages<'py>>> {
-        self.allocate_row_core(py, counts)
+        self.allocate_row_core(py, count, tails)
     }
 
     /// Takes held pages of a component back.

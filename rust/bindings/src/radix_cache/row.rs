@@ -9,20 +9,24 @@ use super::{from_cache, names, replaced_pages, CacheNode, InsertedTails, Pages, 
 use super::{CacheError, ReplacedPages};
 use crate::errors::guard;
 
-/// Components with a number of pages, in the order of the dict.
-type Counts = Vec<(core::Component, u32)>;
+/// How many pages of each component cover the end of a prompt: made once, used by every call.
+#[pyclass(frozen, module = "dsserve._native")]
+pub struct CacheTails {
+    counts: Vec<(core::Component, u32)>,
+    num_pages: usize,
+}
 
-fn counts(dict: &Bound<'_, PyDict>, with_full: bool) -> PyResult<Counts> {
-    let entry = |(name, count): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-        let name: &str = name.extract()?;
-        let component = if with_full && name == core::Component::Full.name() {
-            core::Component::Full
-        } else {
-            names::component(name)?
+#[pymethods]
+impl CacheTails {
+    #[new]
+    fn new(counts: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let entry = |(name, count): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            Ok((names::component(name.extract()?)?, count.extract()?))
         };
-        Ok((component, count.extract()?))
-    };
-    dict.iter().map(entry).collect()
+        let counts = counts.iter().map(entry).collect::<PyResult<Vec<_>>>()?;
+        let num_pages = counts.iter().map(|(_, count)| *count as usize).sum();
+        Ok(Self { counts, num_pages })
+    }
 }
 
 /// `(node, reused_len, replaced, tails)` of an insert.
@@ -40,43 +44,46 @@ pub(super) fn outcome(inserted: &core::Inserted) -> (CacheNode, u32, ReplacedPag
 }
 
 impl RadixCache {
-    /// Pages of several components, one after the other; `None` if one has too few.
+    /// FULL pages and those of other components, one after the other; `None` if there are too few.
     pub(super) fn allocate_row_core<'py>(
         &mut self,
         py: Python<'py>,
-        wanted: &Bound<'py, PyDict>,
+        count: u32,
+        tails: &CacheTails,
     ) -> PyResult<Option<Pages<'py>>> {
-        let wanted = counts(wanted, true)?;
-        let mut pages = Vec::new();
+        let mut pages = Vec::with_capacity(count as usize + tails.num_pages);
+        let cache = &mut self.cache;
         let is_done = guard(|| {
-            let done = self.cache.allocate_all(&wanted, &mut pages);
-            done.map_err(|error| from_cache(&error))
+            if !cache.allocate(count, &mut pages) {
+                return Ok(false);
+            }
+            let is_done = cache.allocate_all(&tails.counts, &mut pages);
+            if !matches!(is_done, Ok(true)) {
+                cache.free(&pages);
+            }
+            is_done.map_err(|error| from_cache(&error))
         })?;
         Ok(is_done.then(|| PyArray1::from_vec(py, pages)))
     }
 
     /// Inserts a row of FULL pages with the pages of other components behind them.
-    pub(super) fn insert_row_core<'py>(
+    pub(super) fn insert_row_core(
         &mut self,
-        py: Python<'py>,
+        py: Python<'_>,
         name: &core::Namespace,
         tokens: &[u32],
         row: &[u32],
-        tails: &Bound<'py, PyDict>,
+        tails: &CacheTails,
         options: core::InsertOptions<'_>,
     ) -> PyResult<(CacheNode, u32, ReplacedPages, InsertedTails)> {
-        let counts = counts(tails, false)?;
-        let num_tail_pages: usize = counts.iter().map(|(_, count)| *count as usize).sum();
-        let Some(num_full) = row.len().checked_sub(num_tail_pages) else {
-            let message = format!(
-                "the row has {} pages, its tails {num_tail_pages}",
-                row.len()
-            );
+        let Some(num_full) = row.len().checked_sub(tails.num_pages) else {
+            let (given, needed) = (row.len(), tails.num_pages);
+            let message = format!("the row has {given} pages, its tails {needed}");
             return Err(CacheError::new_err(message));
         };
         let (pages, mut rest) = row.split_at(num_full);
-        let mut brought = Vec::with_capacity(counts.len());
-        for (component, count) in counts {
+        let mut brought = Vec::with_capacity(tails.counts.len());
+        for &(component, count) in &tails.counts {
             let (pages, behind) = rest.split_at(count as usize);
             brought.push(core::TailPages { component, pages });
             rest = behind;
