@@ -118,7 +118,8 @@ def built(plan: PlanView, ahead: np.ndarray) -> tuple[ForwardBatch, ForwardBatch
 
 
 def assert_same_rows(ours: RowSet, expected: RowSet) -> None:
-    for name in ("positions", "row_request", "window_index", "context_index", "window_store"):
+    names = ("positions", "row_request", "window_index", "context_index", "window_store", "floor")
+    for name in names:
         assert torch.equal(getattr(ours, name), getattr(expected, name)), name
     for ratio, visible in expected.num_visible.items():
         assert torch.equal(ours.num_visible[ratio], visible)

@@ -27,6 +27,7 @@ class RowSet:
         context_index: [B * C] rows of the window rings that precede each request's first row.
         window_store: [T] rows of the window rings that the new rows are written to.
         num_visible: Compression ratio -> [T] compressed rows a query sees.
+        floor: [T] first position each row's window may see: its window keys lie at max(floor, p - W + 1) .. p.
     """
 
     positions: Tensor
@@ -35,6 +36,7 @@ class RowSet:
     context_index: Tensor
     window_store: Tensor
     num_visible: dict[int, Tensor]
+    floor: Tensor
 
     @property
     def num_rows(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dsserve.kv.layout import TAIL_RING, TOKEN_RING, KvLayout
 from dsserve.models.batch import CompressRows, ForwardBatch, RowSet
+from dsserve.replay.floors import row_floors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +140,14 @@ class BatchBuilder:
         lengths = np.diff(plan.cu_seqlens)
         end = plan.start_position + lengths
         encoder_rows = _Rows(plan.start_position, lengths, plan.window_floor, plan.request_slot)
-        encoder = self._row_set(encoder_rows)
+        floors = row_floors(
+            cu_seqlens=plan.cu_seqlens,
+            tail_len=plan.tail_len,
+            window_floor=plan.window_floor,
+            tail_floor=plan.tail_floor,
+            write_floor=plan.write_floor,
+        )
+        encoder = self._row_set(encoder_rows, floors.encoder)
         is_cut = bool(
             (plan.tail_len != lengths).any() or (plan.tail_floor != plan.window_floor).any()
         )
@@ -149,7 +157,7 @@ class BatchBuilder:
             decoder_rows = _Rows(
                 end - plan.tail_len, plan.tail_len, plan.tail_floor, plan.request_slot
             )
-            decoder = self._row_set(decoder_rows)
+            decoder = self._row_set(decoder_rows, floors.decoder)
             tail_rows = _tensor(
                 plan.cu_seqlens[:-1][decoder_rows.request]
                 + decoder_rows.position
@@ -165,7 +173,8 @@ class BatchBuilder:
             decoder=decoder,
             tail_rows=tail_rows,
             compress={
-                ratio: self._compress(ratio, plan, encoder_rows, end) for ratio in self._ratios
+                ratio: self._compress(ratio, plan, encoder_rows, floors.write, end)
+                for ratio in self._ratios
             },
             source_index={
                 ratio: self._source_index(ratio, plan, end, longest) for ratio in self._ratios
@@ -183,7 +192,7 @@ class BatchBuilder:
         deltas = plan.page_deltas
         self._page_table[deltas[:, 0], deltas[:, 1]] = deltas[:, 2]
 
-    def _row_set(self, rows: _Rows) -> RowSet:
+    def _row_set(self, rows: _Rows, row_floor: Array) -> RowSet:
         """Window keys of each row: k in [max(floor, p - W + 1), p], from the ring before `start`, else from the step."""
         window, ring = self._window, self._layout.window_ring_rows
         context = window - 1
@@ -196,7 +205,7 @@ class BatchBuilder:
         old = request[:, None] * context + (key - first + context)
         new = rows.num_requests * context + rows.offset[request][:, None] + (key - first)
         index = np.where(key >= first, new, old)
-        index[key < np.maximum(rows.floor[request], 0)[:, None]] = -1
+        index[key < row_floor[:, None]] = -1
         end = (rows.start + rows.lengths)[request]
         store = np.where(
             rows.position >= end - ring, rows.slot[request] * ring + rows.position % ring, -1
@@ -208,6 +217,7 @@ class BatchBuilder:
             context_index=_tensor(context_index.reshape(-1)),
             window_store=_tensor(store),
             num_visible={ratio: _tensor((rows.position + 1) // ratio) for ratio in self._ratios},
+            floor=_tensor(row_floor),
         )
 
     def _token_indices(self, plan: PlanView, rows: _Rows, end: Array) -> dict[str, Any]:
@@ -234,7 +244,9 @@ class BatchBuilder:
             "ring_store": _tensor((ring_base + position % TOKEN_RING)[kept]),
         }
 
-    def _compress(self, ratio: int, plan: PlanView, rows: _Rows, end: Array) -> CompressRows:
+    def _compress(
+        self, ratio: int, plan: PlanView, rows: _Rows, write_floor: Array, end: Array
+    ) -> CompressRows:
         """Rows that complete a compressed row: every row at ratio 1, odd positions at ratio 2."""
         request, position = rows.request, rows.position
         done = np.flatnonzero((position + 1) % ratio == 0)
@@ -249,7 +261,7 @@ class BatchBuilder:
             rows=_tensor(done),
             first=_tensor(np.where(in_step, done - (ratio - 1), ring_row)),
             positions=_tensor(group * ratio),
-            store=_tensor(np.where(group >= plan.write_floor[owner] // ratio, store, -1)),
+            store=_tensor(np.where(group >= write_floor[done] // ratio, store, -1)),
             tail_rows=_tensor(kept),
             tail_store=_tensor((slot_base + position % TAIL_RING)[kept]),
         )

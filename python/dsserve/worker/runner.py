@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dsserve.engram.placement import EngramOptions
     from dsserve.models.batch import ForwardBatch
     from dsserve.models.deepseek_v4.step import Capture
+    from dsserve.replay.prompt_rows import PromptRows
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +66,19 @@ class Runner:
             model.config, layout, num_slots=sizes.num_slots, num_columns=sizes.num_columns
         )
 
-    def prepare(self, plan: PlanView, *, all_logits: bool = False) -> ForwardBatch:
-        """Host part of a step: page-table changes and index tensors. Called in plan order."""
+    def prepare(
+        self, plan: PlanView, *, all_logits: bool = False, prompt_rows: PromptRows | None = None
+    ) -> ForwardBatch:
+        """Host part of a step: page-table changes and index tensors. Called in plan order.
+
+        Args:
+            plan: The step.
+            all_logits: Logits for every row of the decoder half instead of the sampled ones (parity tool).
+            prompt_rows: Rows whose logits are wanted besides; `prompt_rows.split` takes the result apart.
+        """
         batch = self._builder.build(plan, all_logits=all_logits)
+        if prompt_rows is not None:
+            batch = replace(batch, logit_rows=prompt_rows.behind(batch.logit_rows))
         staged = self.model.stage_engram(plan)
         return batch if staged is None else replace(batch, engram=staged)
 

@@ -174,7 +174,8 @@ class DeviceBatchBuilder:
         first = start[request]
         old = request.unsqueeze(1) * context + (key - first + context)
         new = rows.start.shape[0] * context + rows.offset[request].unsqueeze(1) + (key - first)
-        index = torch.where(key >= first, new, old).masked_fill(key < floor[request], -1)
+        row_floor = floor[request]
+        index = torch.where(key >= first, new, old).masked_fill(key < row_floor, -1)
         end = (rows.start + rows.lengths)[request]
         own_rows = rows.slot[request] * ring + rows.position % ring
         return RowSet(
@@ -184,6 +185,7 @@ class DeviceBatchBuilder:
             context_index=context_index.view(-1),
             window_store=torch.where(rows.position >= end - ring, own_rows, -1),
             num_visible={ratio: (rows.position + 1) // ratio for ratio in self._ratios},
+            floor=row_floor.squeeze(1),
         )
 
     def _token_indices(

@@ -192,6 +192,7 @@ def _block_rows(positions: Tensor, context_index: Tensor, gamma: int) -> RowSet:
     history = torch.where(context_index >= 0, history, -1)
     own = count * window + request.unsqueeze(1) * gamma + offsets
     seen = torch.cat((history, own), dim=1)
+    no_floor = positions.new_zeros(count * gamma)  # the history has none but existing rows
     return RowSet(
         positions=(positions.unsqueeze(1) + offsets).view(-1),
         row_request=request.repeat_interleave(gamma),
@@ -199,4 +200,5 @@ def _block_rows(positions: Tensor, context_index: Tensor, gamma: int) -> RowSet:
         context_index=context_index.reshape(-1),
         window_store=positions.new_full((count * gamma,), -1),
         num_visible={},
+        floor=no_floor,
     )

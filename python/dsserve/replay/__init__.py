@@ -1,0 +1,1 @@
+"""Bounded replay: what its floors and whole extends mean row by row."""
