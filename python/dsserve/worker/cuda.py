@@ -117,6 +117,7 @@ class CudaWorker:
 
     def _warm_up(self) -> None:
         """Run steps of the padding slot, so that libraries and tables are set up before the first request."""
+        self._device.synchronize()
         with torch.inference_mode(), self._device.launching(is_setup=True):
             place_tables(self._device.torch_device)
             batch = self._runner.prepare(PlanView.of(padding_plan()))

@@ -65,7 +65,7 @@ class Device(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything on the stream."""
+        """Wait for everything on the device."""
         ...
 
 
@@ -122,8 +122,8 @@ class CudaDevice:
         return graph.replay, result
 
     def synchronize(self) -> None:
-        """Wait for the stream."""
-        self._stream.synchronize()
+        """Wait for all streams: weights and pools are filled on another one."""
+        torch.cuda.synchronize(self._device)
 
 
 @contextmanager
