@@ -6,13 +6,16 @@ import json
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 
 from dsserve import _native
 from dsserve.config.model import load_model_config
+from dsserve.models.deepseek_v4.draft import Proposal
 from dsserve.protocol.engine import FinishCode, SamplingParams, pack_u32, unpack_u32, unpack_u64
 from dsserve.worker.base import NUM_BUFFER_SETS, AdmittedRequest, allocate_plan_buffers
 from dsserve.worker.runner import Runner, RunnerSizes, load_model
@@ -21,13 +24,14 @@ from dsserve.worker.speculator import SpeculationSettings, Speculator
 from dsserve.worker.worker import ModelWorker, SpeculativeWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
     from dsserve.models.deepseek_v4.model import DeepseekV41Model
     from dsserve.worker.base import StepResult
+    from dsserve.worker.sampler import SamplingRow
 
 torch.set_num_threads(1)
+GOLDEN_A = Path(__file__).parent / "golden" / "data" / "v41-tiny-a"
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -60,10 +64,42 @@ class Answer:
 
 
 @cache
-def loaded_model(path: Path, numerics: str, *, draft: bool) -> DeepseekV41Model:
+def checkpoint_model(path: Path, *, draft: bool) -> DeepseekV41Model:
+    """A checkpoint with its own draft head, or without one."""
     config = load_model_config(path)
     return load_model(
-        path, config, numerics=numerics, context_length=1024 + 16, device=CPU, draft=draft
+        path,
+        config,
+        numerics="released",
+        context_length=2048 + 16,
+        device=CPU,
+        draft=draft,
+    )
+
+
+@cache
+def small_model(numerics: str = "released", *, draft: bool) -> DeepseekV41Model:
+    """Random weights in four layers of every kind, one draft stage; window 16."""
+    whole = load_model_config(GOLDEN_A)
+    config = whole.replace(
+        num_hidden_layers=4,
+        compress_ratios=(0, 2, 1, 1),
+        kv_source_layer_ids=(1, 2),
+        index_source_layer_ids=(1, 2),
+        candidate_source_layer_id=2,
+        engram_layer_ids=(whole.engram_layer_ids[0],),
+        engram_num_embeddings=whole.engram_num_embeddings[:1],
+        dspark_target_layer_ids=(1, 2, 3),
+        num_nextn_predict_layers=1,
+    )
+    return load_model(
+        GOLDEN_A,
+        config,
+        numerics=numerics,
+        context_length=512,
+        device=CPU,
+        load_format="dummy",
+        draft=draft,
     )
 
 
@@ -72,19 +108,18 @@ class Server:
 
     def __init__(
         self,
-        path: Path,
+        model: Callable[..., DeepseekV41Model],
         *,
         settings: SpeculationSettings | None,
-        numerics: str = "released",
         page_size: int = 128,
         num_pages: int = 64,
         max_running_requests: int = 16,
         context_length: int = 1024,
         **scheduler: Any,
     ) -> None:
-        """With `settings` it drafts; keyword arguments are the scheduler's."""
-        model = loaded_model(path, numerics, draft=settings is not None)
-        config = model.config
+        """With `settings` it drafts; `model` is one of the functions above; others are the scheduler's."""
+        loaded = model(draft=settings is not None)
+        config = loaded.config
         self.eos = config.eos_token_ids[0]
         self.scheduler = _native.Scheduler(
             json.dumps(
@@ -112,9 +147,9 @@ class Server:
         sizes = RunnerSizes(
             page_size, num_pages, capacity["slots"], capacity["columns"], context_length
         )
-        self.runner = Runner(model, sizes, CPU)
-        sampler = Sampler(
-            model.ops,
+        self.runner = Runner(loaded, sizes, CPU)
+        self.sampler = sampler = Sampler(
+            loaded.ops,
             vocab_size=config.vocab_size,
             eos_token_ids=config.eos_token_ids,
             random_seed=1,
@@ -123,11 +158,13 @@ class Server:
         if settings is None:
             self.worker = ModelWorker(self.runner, sampler, buffers)
         else:
-            assert model.draft is not None
-            self.speculator = Speculator(self.runner, sampler, model.draft, settings, CPU)
+            assert loaded.draft is not None
+            self.speculator = Speculator(self.runner, sampler, loaded.draft, settings, CPU)
             self.worker = SpeculativeWorker(self.runner, sampler, buffers, self.speculator)
         self.scheduler.register_buffers(buffers)
         self.results: list[StepResult] = []
+        #: Called after each step is applied, with the answers so far by request id.
+        self.on_step: Callable[[dict[int, Answer]], None] = lambda _answers: None
         self._next_id = 1
 
     def close(self) -> None:
@@ -165,10 +202,22 @@ class Server:
                     step_id, result.token_ids, result.status, num_steps, result.num_ids
                 )
                 self._take(outputs, answers)
+                self.on_step(answers)
                 self._stop_early(answers, by_id, told)
         self.scheduler.check_invariants()
         assert not self.scheduler.has_work()
         return [answers[request_id] for request_id in sorted(answers)]
+
+    def sampling_rows(self, sampling: SamplingParams, seeds: Iterable[int]) -> list[SamplingRow]:
+        """States of requests that differ in their seed, apart from all others."""
+        asks = {
+            2**40 + seed: Ask([0], sampling=msgspec.structs.replace(sampling, seed=seed))
+            for seed in seeds
+        }
+        self.sampler.admit([self._admitted(*each) for each in asks.items()])
+        rows = self.sampler.rows_of(np.array(list(asks), dtype=np.uint64))
+        self.sampler.release(asks)
+        return rows
 
     def accept_lens(self) -> list[int]:
         """Accepted drafts and the token behind them, of every request in every VERIFY step."""
@@ -229,19 +278,79 @@ class Server:
 
 
 def compare(
-    path: Path,
-    asks: Sequence[Ask],
+    model: Callable[..., DeepseekV41Model],
+    batches: Sequence[Sequence[Ask]],
     settings: SpeculationSettings,
     *,
+    has_oracle: bool = False,
     is_overlapped: bool = True,
     **sizes: Any,
-) -> tuple[list[Answer], list[Answer], Server]:
-    """The same requests without drafts and with them; per-request draft lengths mean nothing without."""
-    plain, drafted = Server(path, settings=None, **sizes), Server(path, settings=settings, **sizes)
+) -> Server:
+    """Run batches of requests, one after the other, without drafts and with them: the answers must be equal.
+
+    Args:
+        model: One of the functions above.
+        batches: Requests that run side by side; later batches find the prefixes of earlier ones.
+        settings: Of the server with drafts, which is returned, closed.
+        has_oracle: Drafts come from an `OracleDraft`.
+        is_overlapped: Of the server with drafts.
+        sizes: Of both servers.
+    """
+    plain = Server(model, settings=None, **sizes)
     try:
-        expected = plain.run([replace(ask, draft_len=None) for ask in asks])
-        answers = drafted.run(asks, is_overlapped=is_overlapped)
+        expected = [plain.run([replace(ask, draft_len=None) for ask in asks]) for asks in batches]
     finally:
         plain.close()
+    drafted = Server(model, settings=settings, **sizes)
+    try:
+        if has_oracle:
+            runs = [
+                (ask.prompt, answer.ids)
+                for asks, answers in zip(batches, expected, strict=True)
+                for ask, answer in zip(asks, answers, strict=True)
+            ]
+            drafted.speculator.use_draft(OracleDraft(drafted.runner.model.config, runs))
+        answers = [drafted.run(asks, is_overlapped=is_overlapped) for asks in batches]
+    finally:
         drafted.close()
-    return expected, answers, drafted
+    assert answers == expected
+    return drafted
+
+
+class OracleDraft:
+    """A draft head that often knows what the target will say: from runs without drafts, spoilt at random.
+
+    Models of random weights draft next to nothing that is accepted; with this one every length occurs.
+    """
+
+    def __init__(self, config: Any, runs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """`runs` are prompts and outputs."""
+        self._config = config
+        self._rng = np.random.default_rng(0)
+        self._next: dict[tuple[int, int], list[int]] = {}
+        for prompt, output in runs:
+            ids = [*prompt, *output]
+            for position in range(len(prompt), len(ids)):
+                self._next[position, ids[position]] = ids[position + 1 :]
+
+    def propose(
+        self,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        context_index: torch.Tensor,
+        *,
+        gamma: int,
+        pools: Any,
+        choose: Any,
+    ) -> Proposal:
+        """See `DraftModel.propose`; what the heads say of confidence is chance."""
+        size = self._config.vocab_size
+        ids = self._rng.integers(0, size, (len(anchors), gamma))
+        places = zip(positions.tolist(), anchors.tolist(), strict=True)
+        for request, place in enumerate(places):
+            known = self._next.get(place, [])[:gamma]
+            right = int(self._rng.integers(0, gamma + 2))
+            ids[request, : len(known[:right])] = known[:right]
+        logits = torch.nn.functional.one_hot(torch.from_numpy(ids), size).float() * 9
+        confidence = torch.from_numpy(self._rng.normal(0.5, 2.0, ids.shape)).float()
+        return Proposal(torch.from_numpy(ids), logits, confidence)

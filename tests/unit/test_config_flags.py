@@ -80,6 +80,8 @@ WORKING = [
     "speculative_num_draft_tokens",
     "speculative_dspark_verify",
     "speculative_dspark_sampling",
+    "speculative_dspark_cost_table",
+    "speculative_dspark_temperatures",
     "speculative_use_block_verification",
     "random_seed",
     "log_level",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -23,12 +23,17 @@ from dsserve.worker.base import (
 from dsserve.worker.relay import Relay, ring_rows
 from dsserve.worker.sampler import RunRows, SamplingTable
 from dsserve.worker.verify import DeviceBatchBuilder, StepInputs
+from dsserve.worker.verify_budget import StepLesson, VerifyPlanner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
+    from dsserve.kv.device import DevicePools
     from dsserve.models.batch import ForwardBatch
-    from dsserve.models.deepseek_v4.draft import DraftModel
+    from dsserve.models.deepseek_v4.draft import Proposal
     from dsserve.worker.batch import PlanView
     from dsserve.worker.runner import Runner
     from dsserve.worker.sampler import Sampler, SamplingRow
@@ -43,12 +48,38 @@ class SpeculationSettings:
         verify: `static`, `cap` or `compact`.
         sampling: See `worker/accept.py`.
         is_block: Block verification.
+        temperatures: [gamma] of the confidences; empty = 1.
+        cost_table: What steps cost; None = learn it.
     """
 
     gamma: int
     verify: str = "static"
     sampling: str = "shared-noise"
     is_block: bool = False
+    temperatures: tuple[float, ...] = ()
+    cost_table: Path | None = None
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether confidences decide how many drafts are verified."""
+        return self.verify != "static"
+
+
+class Drafts(Protocol):
+    """What proposes drafts: `DraftModel`, or a stand-in."""
+
+    def propose(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        context_index: Tensor,
+        *,
+        gamma: int,
+        pools: DevicePools,
+        choose: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> Proposal:
+        """See `DraftModel.propose`."""
+        ...
 
 
 def longest_block(lookback: int) -> int:
@@ -69,6 +100,7 @@ class SpeculativeStep:
         floors: [S] `tail_floor` of the sampled requests.
         limits: [B] drafts that the plan gives each request.
         drafting: [D] sampled requests, 0..S-1, that get new drafts.
+        drafting_requests: The same among all requests of the plan, on the host.
         budget: Drafts to verify in all; None = those of the plan.
     """
 
@@ -80,6 +112,7 @@ class SpeculativeStep:
     floors: Tensor
     limits: Tensor
     drafting: Tensor
+    drafting_requests: NDArray[np.int64]
     budget: int | None
 
 
@@ -105,7 +138,7 @@ class Speculator:
         self,
         runner: Runner,
         sampler: Sampler,
-        draft: DraftModel,
+        draft: Drafts,
         settings: SpeculationSettings,
         device: torch.device,
     ) -> None:
@@ -132,20 +165,32 @@ class Speculator:
             device=device,
         )
         self._window = config.sliding_window
+        temperatures = settings.temperatures or (1.0,) * settings.gamma
+        self._temperatures = torch.tensor(temperatures, dtype=torch.float32, device=device)
+        self.planner = (
+            VerifyPlanner(
+                gamma=settings.gamma,
+                num_slots=runner.sizes.num_slots,
+                table=settings.cost_table,
+            )
+            if settings.is_scheduled
+            else None
+        )
         self._builder = DeviceBatchBuilder(config, runner.pools.layout, self.relay)
-        self._acceptance = build_acceptance(
+        self.acceptance = build_acceptance(
             settings.sampling, sampler, ops, self.relay, is_block=settings.is_block
         )
 
-    def prepare(
-        self, plan: PlanView, rows: list[SamplingRow], *, budget: int | None = None
-    ) -> SpeculativeStep:
+    def use_draft(self, draft: Drafts) -> None:
+        """Draft by something else than the model's head (tests, comparisons)."""
+        self._draft = draft
+
+    def prepare(self, plan: PlanView, rows: list[SamplingRow]) -> SpeculativeStep:
         """The host's part of a step, in plan order.
 
         Args:
             plan: The plan.
             rows: Its sampled requests.
-            budget: Drafts to verify in all.
         """
 
         def put(array: NDArray[np.int64]) -> Tensor:
@@ -156,7 +201,7 @@ class Speculator:
             self._runner.write_pages(plan)
         else:
             batch = self._runner.prepare(plan)
-        wants = [index for index, row in enumerate(rows) if row.draft_len != 0]
+        wants = np.array([row.draft_len != 0 for row in rows], dtype=np.bool_)
         return SpeculativeStep(
             plan=plan,
             page_deltas=put(plan.page_deltas),
@@ -165,8 +210,9 @@ class Speculator:
             table=SamplingTable.of(rows, self._device),
             floors=put(plan.tail_floor[plan.samples]),
             limits=put(plan.draft_len),
-            drafting=put(np.array(wants, dtype=np.int64)),
-            budget=budget if plan.phase == PHASE_VERIFY else None,
+            drafting=put(np.flatnonzero(wants)),
+            drafting_requests=np.flatnonzero(plan.samples)[wants],
+            budget=None if self.planner is None else self.planner.budget_of(plan),
         )
 
     def run(self, step: SpeculativeStep) -> SpeculativeResult:
@@ -183,7 +229,7 @@ class Speculator:
         batch = step.batch if step.batch is not None else self._builder.build(inputs)
         logits = self._runner.forward(batch)
         at = self._round(inputs, limits)
-        accepted = self._acceptance.accept(logits, step.table, at)
+        accepted = self.acceptance.accept(logits, step.table, at)
         accepted = simulated(accepted, at, step.table, self._ops)
         self._sampler.count(step.table, accepted.ids, accepted.count + 1)
         committed = at.anchor + 1 + accepted.count
@@ -192,8 +238,9 @@ class Speculator:
         confidences = self._propose(step, at.slots, committed, accepted.newest)
         return SpeculativeResult(accepted, at.num_drafts, confidences)
 
-    @staticmethod
-    def fetch(step: SpeculativeStep, result: SpeculativeResult, started_s: float) -> StepResult:
+    def fetch(
+        self, step: SpeculativeStep, result: SpeculativeResult, started_s: float
+    ) -> StepResult:
         """The step's result on the host, runs one after another; waits for the device."""
         plan, accepted = step.plan, result.accepted
         sampled = np.flatnonzero(plan.samples)
@@ -208,7 +255,19 @@ class Speculator:
         num_ids[sampled] = counts + 1
         status = np.full(plan.num_requests, STATUS_OK, dtype=np.uint8)
         status[sampled[is_broken]] = STATUS_NAN
+        confidences = result.confidences.cpu().numpy()
         finished_s = time.monotonic()
+        if self.planner is not None:
+            is_ragged = step.budget is not None and self.settings.verify == "compact"
+            self.planner.finished(
+                StepLesson(
+                    plan,
+                    plan.num_requests + int(verified.sum()) if is_ragged else len(plan.positions),
+                    finished_s - started_s,
+                    step.drafting_requests,
+                    confidences,
+                )
+            )
         return StepResult(
             step_id=plan.step_id,
             token_ids=ids[np.arange(ids.shape[1]) <= counts[:, None]],
@@ -264,12 +323,12 @@ class Speculator:
             history,
             gamma=gamma,
             pools=pools,
-            choose=self._acceptance.choose(step.table, which, anchor),
+            choose=self.acceptance.choose(step.table, which, anchor),
         )
         place = torch.arange(1, gamma + 1, device=anchor.device)
         where = ring_rows(slots.unsqueeze(1), anchor.unsqueeze(1) + place)
         pools.token_ring[where] = proposal.ids
-        confidences = proposal.confidence_raw.sigmoid()
+        confidences = (proposal.confidence_raw / self._temperatures).sigmoid()
         self.relay.survival[slots] = confidences.cumprod(1)
         if self.relay.draft_logits is not None:
             self.relay.draft_logits[slots] = proposal.logits

@@ -17,6 +17,7 @@ from dsserve.config.server import ServerConfig
 from dsserve.engram.placement import EngramOptions
 from dsserve.engram.shared import folder_name
 from dsserve.errors import ConfigError
+from dsserve.speculative.calibrate import read_temperatures
 from dsserve.worker.base import (
     NUM_BUFFER_SETS,
     STATUS_NAN,
@@ -170,6 +171,16 @@ def build_worker(
         verify=server.speculative_dspark_verify,
         sampling=server.speculative_dspark_sampling,
         is_block=server.speculative_use_block_verification,
+        temperatures=(
+            read_temperatures(server.speculative_dspark_temperatures, gamma)
+            if server.speculative_dspark_temperatures
+            else ()
+        ),
+        cost_table=(
+            Path(server.speculative_dspark_cost_table)
+            if server.speculative_dspark_cost_table
+            else None
+        ),
     )
     logger.info(
         "DSpark: %d drafts behind the anchor (--speculative-num-draft-tokens %d), verification %s, sampling %s",

@@ -78,6 +78,18 @@ class DeepseekOptions:
         since=3,
         choices={"shared-noise": 3, "rejection": 3, "greedy-draft": 3},
     )
+    speculative_dspark_cost_table: str | None = option(
+        None,
+        "File of what steps cost, for cap and compact (JSON); without one it is learnt from the steps.",
+        since=3,
+        default_text="none: learnt",
+    )
+    speculative_dspark_temperatures: str | None = option(
+        None,
+        "File of temperatures that calibrate the confidences, written by dsserve calibrate dspark.",
+        since=3,
+        default_text="none: all 1",
+    )
     speculative_use_block_verification: bool = switch(
         "Accept runs of drafts jointly; with the samplings rejection and greedy-draft.", since=3
     )
