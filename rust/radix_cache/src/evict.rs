@@ -178,13 +178,17 @@ impl RadixCache {
     /// Cuts an unlocked leaf to its first `num_left` pages, or further to where a hit may end; goes
     /// on with its ancestors as long as they become leaves at which no hit may end.
     fn shorten(&mut self, leaf: u32, num_left: u32) {
+        let end_page = self.arena[leaf].start_page() + num_left;
+        // The same for all nodes on the way there: what goes lies behind it.
+        let place = self.last_boundary(Place {
+            node: leaf,
+            end_page,
+        });
         let mut node = leaf;
-        let mut end_page = self.arena[leaf].start_page() + num_left;
         loop {
             let here = &self.arena[node];
             let parent = here.parent;
-            let place = self.last_boundary(Place { node, end_page });
-            if place.node == node && place.end_page > here.start_page() {
+            if place.end_page > here.start_page() {
                 if place.end_page < here.end_page {
                     self.cut_leaf(node, place.end_page);
                 }
@@ -198,7 +202,7 @@ impl RadixCache {
                 }
                 return;
             }
-            (node, end_page) = (parent, up.end_page);
+            node = parent;
         }
     }
 

@@ -74,6 +74,8 @@ impl Namespaces {
 #[derive(Debug)]
 pub(crate) struct ChildHasher {
     seed: u64,
+    /// Also of the second factor, which ids could cancel if it were known.
+    second: u64,
     /// Lets tests force collisions.
     #[cfg(test)]
     pub(crate) mask: u64,
@@ -83,9 +85,15 @@ impl ChildHasher {
     pub(crate) fn new() -> Self {
         Self {
             seed: RandomState::new().hash_one(0_u64),
+            second: RandomState::new().hash_one(1_u64),
             #[cfg(test)]
             mask: u64::MAX,
         }
+    }
+
+    /// A number that other caches do not have, in all likelihood.
+    pub(crate) fn identity(&self) -> u64 {
+        self.seed
     }
 
     /// Key of the child of `parent` whose first page holds `page_tokens`.
@@ -97,11 +105,11 @@ impl ChildHasher {
         for group in &mut groups {
             state = fold(
                 state ^ pair(group[0], group[1]),
-                STEP ^ pair(group[2], group[3]),
+                self.second ^ pair(group[2], group[3]),
             );
         }
         for &token in groups.remainder() {
-            state = fold(state ^ u64::from(token), STEP);
+            state = fold(state ^ u64::from(token), self.second);
         }
         let key = fold(state, FINAL);
         #[cfg(test)]
@@ -146,6 +154,18 @@ mod tests {
                     hasher.child_key(3, &other),
                     "token {position} of {len}"
                 );
+            }
+        }
+    }
+
+    /// A factor that a prompt can make zero would hide all that comes before it.
+    #[test]
+    fn no_ids_cancel_what_stands_before_them() {
+        let hasher = ChildHasher::new();
+        for id in [0, 0x7f4a_7c15, 0x9e37_79b9, u32::MAX] {
+            for other in [0, 0x7f4a_7c15, 0x9e37_79b9, u32::MAX] {
+                let page = |first| hasher.child_key(3, &[first, 5, id, other]);
+                assert_ne!(page(1), page(2), "{id:x} {other:x}");
             }
         }
     }

@@ -12,6 +12,8 @@ use crate::error::CacheError;
 #[must_use = "a lock must be given back with unlock"]
 pub struct Receipt {
     node: NodeHandle,
+    /// The cache that gave it.
+    cache: u64,
     /// Whether it keeps data of the components besides FULL, too.
     keeps_tails: bool,
     is_settled: bool,
@@ -65,6 +67,7 @@ impl RadixCache {
         self.num_tail_receipts += u32::from(!self.arena[end].is_root());
         Ok(Receipt {
             node,
+            cache: self.hasher.identity(),
             keeps_tails: true,
             is_settled: false,
         })
@@ -131,6 +134,9 @@ impl RadixCache {
     }
 
     fn locked_end(&self, receipt: &Receipt) -> u32 {
+        // Its node may exist here, too: the counts of a path that it never locked would fall.
+        let is_ours = receipt.cache == self.hasher.identity();
+        assert!(is_ours, "the receipt is of another cache");
         let end = self.arena.resolve(receipt.node);
         end.expect("a locked node is neither removed nor cut")
     }

@@ -8,8 +8,8 @@ mod common;
 
 use common::{put, take};
 use dsserve_radix_cache::{
-    CacheConfig, CacheError, Component, ComponentConfig, InsertOptions, Inserted, Namespace,
-    PageId, RadixCache, Retention, TailPages,
+    CacheConfig, CacheError, Component, ComponentConfig, EvictionPolicy, InsertOptions, Inserted,
+    KvEvent, Namespace, PageId, RadixCache, Retention, TailPages,
 };
 
 const WINDOW: Component = Component::Window;
@@ -344,4 +344,49 @@ fn long_chains_without_windows_are_quick() {
     // A walk to the root for each node on the way to the root took half a minute.
     assert!(start.elapsed().as_secs() < 4, "{:?}", start.elapsed());
     assert_eq!(hit(&cache, &tokens), 0);
+}
+
+#[test]
+fn a_component_goes_by_its_own_policy() {
+    for (policy, goes_first) in [(EvictionPolicy::Lru, 2), (EvictionPolicy::Fifo, 1)] {
+        let window = ComponentConfig::new(Retention::Trailing(4), 2, 8).with_policy(policy);
+        let config = CacheConfig::new(2, 16).with_component(WINDOW, window);
+        let mut cache = RadixCache::new(config).unwrap();
+        for first in [1, 2] {
+            let tail = take_window(&mut cache, 2);
+            put_with(&mut cache, &[first, 3, 4, 5], &tail);
+        }
+        cache.match_prefix(&plain(), &[1, 3, 4, 5]);
+        assert_eq!(cache.evict_component(WINDOW, 1), Ok(2));
+        assert_eq!(hit(&cache, &[goes_first, 3, 4, 5]), 0, "{policy:?}");
+        assert_eq!(hit(&cache, &[3 - goes_first, 3, 4, 5]), 4, "{policy:?}");
+    }
+}
+
+#[test]
+fn events_tell_at_which_boundaries_a_hit_may_end() {
+    let window = ComponentConfig::new(Retention::Trailing(4), 2, 8);
+    let config = CacheConfig::new(2, 16).with_component(WINDOW, window);
+    let mut cache = RadixCache::new(config.with_events(4)).unwrap();
+    let tail = take_window(&mut cache, 3);
+    put_with(&mut cache, &[1, 2, 3, 4, 5, 6, 7, 8], &tail);
+    let batch = cache.take_events(0).unwrap();
+    let [KvEvent::BlockStored { trailing_ok, .. }] = &batch.events[..] else {
+        panic!("one event, not {:?}", batch.events);
+    };
+    // The last window has its data from token 4 on: the page before it is the caller's again.
+    assert_eq!(*trailing_ok, Some(vec![false, false, false, true]));
+}
+
+#[test]
+#[should_panic(expected = "of another cache")]
+fn a_receipt_of_another_cache_is_refused() {
+    let mut ours = windowed(16, 8);
+    let mut theirs = windowed(16, 8);
+    let tail = take_window(&mut theirs, 1);
+    let inserted = put_with(&mut theirs, &[1, 2], &tail);
+    let tail = take_window(&mut ours, 1);
+    put_with(&mut ours, &[3, 4], &tail);
+    let receipt = theirs.lock(inserted.node).unwrap();
+    ours.unlock(receipt);
 }
