@@ -22,6 +22,7 @@ BENCHMARKS = {
     "text": "benchmarks.text_bridge",
     "http": "benchmarks.http_decode",
     "embedded": "benchmarks.embedded_model",
+    "decode-step": "benchmarks.decode_step",
 }
 
 

@@ -11,6 +11,11 @@ from types import SimpleNamespace
 
 from dsserve_kernels import reference as _reference  # noqa: F401 - registers every reference body
 from dsserve_kernels.attention import numpy_attention as _numpy_attention  # noqa: F401 - registers
+from dsserve_kernels.attention import numpy_window as _numpy_window  # noqa: F401 - registers
+from dsserve_kernels.engram import numpy_engram as _numpy_engram  # noqa: F401 - registers
+from dsserve_kernels.fused import numpy_attention as _fused_attention  # noqa: F401 - registers
+from dsserve_kernels.fused import numpy_experts as _fused_experts  # noqa: F401 - registers
+from dsserve_kernels.fused import numpy_streams as _fused_streams  # noqa: F401 - registers
 from dsserve_kernels.gemm import numpy_linear as _numpy_linear  # noqa: F401 - registers
 from dsserve_kernels.indexer import numpy_selection as _numpy_selection  # noqa: F401 - registers
 from dsserve_kernels.kvcache import numpy_rows as _numpy_rows  # noqa: F401 - registers
@@ -18,6 +23,7 @@ from dsserve_kernels.mhc import numpy_sinkhorn as _numpy_sinkhorn  # noqa: F401 
 from dsserve_kernels.mhc import numpy_streams as _numpy_streams  # noqa: F401 - registers
 from dsserve_kernels.moe import numpy_experts as _numpy_experts  # noqa: F401 - registers
 from dsserve_kernels.norm import numpy_norm as _numpy_norm  # noqa: F401 - registers
+from dsserve_kernels.quant import numpy_fp4 as _numpy_fp4  # noqa: F401 - registers
 from dsserve_kernels.registry import REGISTRY, Implementation
 from dsserve_kernels.torch_device import draw as _draw  # noqa: F401 - registers
 from dsserve_kernels.torch_device import experts as _experts  # noqa: F401 - registers

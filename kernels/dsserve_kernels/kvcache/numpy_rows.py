@@ -19,22 +19,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from dsserve_kernels.arrays import Float32
+    from dsserve_kernels.arrays import Float32, Float64
 
 _BYTES = torch.arange(256, dtype=torch.uint8)
 #: Values of each byte as E4M3 number, as UE8M0 scale, and as a pair of E2M1 numbers.
-_E4M3: Float32 = _BYTES.view(torch.float8_e4m3fn).float().numpy()
-_UE8M0: Float32 = ue8m0_value(_BYTES).numpy()
+E4M3_VALUES: Float32 = _BYTES.view(torch.float8_e4m3fn).float().numpy()
+UE8M0_VALUES: Float32 = ue8m0_value(_BYTES).numpy()
 _E2M1_PAIR: Float32 = unpack_e2m1(_BYTES.view(256, 1)).numpy()
 #: The same pairs as one 8-byte entry each, which is looked up at once.
 _E2M1_PAIR_BITS: NDArray[np.int64] = _E2M1_PAIR.view(np.int64)[:, 0].copy()
+#: The same in float64, a pair in the 16 bytes of a complex number.
+_WIDE_PAIR: NDArray[np.complex128] = _E2M1_PAIR.astype(np.float64).view(np.complex128)[:, 0].copy()
+_E4M3_WIDE: Float64 = E4M3_VALUES.astype(np.float64)
 
 
 def load_window_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     """See `reference.kvcache.load_window_rows`."""
     raw, missing = _load(pool, index)
     dim = raw.shape[-1] * 32 // 33
-    return rounded(_scaled(_E4M3.take(raw[..., :dim]), _UE8M0.take(raw[..., dim:]), missing), dtype)
+    return rounded(
+        _scaled(E4M3_VALUES.take(raw[..., :dim]), UE8M0_VALUES.take(raw[..., dim:]), missing), dtype
+    )
 
 
 def load_main_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
@@ -42,7 +47,7 @@ def load_main_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     raw, missing = _load(pool, index)
     packed = raw.shape[-1] * 8 // 9
     return rounded(
-        _scaled(_pairs(raw[..., :packed]), _E4M3.take(raw[..., packed:]), missing), dtype
+        _scaled(_pairs(raw[..., :packed]), E4M3_VALUES.take(raw[..., packed:]), missing), dtype
     )
 
 
@@ -51,7 +56,7 @@ def load_index_rows(pool: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
     raw, missing = _load(pool, index)
     packed = raw.shape[-1] * 16 // 17
     return rounded(
-        _scaled(_pairs(raw[..., :packed]), _UE8M0.take(raw[..., packed:]), missing), dtype
+        _scaled(_pairs(raw[..., :packed]), UE8M0_VALUES.take(raw[..., packed:]), missing), dtype
     )
 
 
@@ -62,7 +67,7 @@ def store_window_rows(pool: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     where, stored = index.numpy(), pool.numpy()
     out = torch.empty_like(rows)
     for block in row_blocks(*rows.shape):
-        raw, values = _window_rows(widened(rows[block]))
+        raw, values = window_rows(widened(rows[block]))
         kept = where[block] >= 0
         if kept.all():
             stored[where[block]] = raw
@@ -72,7 +77,7 @@ def store_window_rows(pool: Tensor, index: Tensor, rows: Tensor) -> Tensor:
     return out
 
 
-def _window_rows(rows: Float32) -> tuple[NDArray[np.uint8], Float32]:
+def window_rows(rows: Float32) -> tuple[NDArray[np.uint8], Float32]:
     """The bytes of window rows [T, d], and their values as they read back."""
     quotients, scale = scaled(rows)
     count, dim = rows.shape
@@ -83,6 +88,23 @@ def _window_rows(rows: Float32) -> tuple[NDArray[np.uint8], Float32]:
     values = np.copysign(round_e4m3(quotients), quotients)
     np.multiply(values, scale, values)
     return raw, values.reshape(count, dim)
+
+
+def window_values(raw: NDArray[np.uint8]) -> Float32:
+    """Values [n, d] of the bytes of window rows."""
+    dim = raw.shape[-1] * 32 // 33
+    return _scaled(E4M3_VALUES.take(raw[..., :dim]), UE8M0_VALUES.take(raw[..., dim:]), None)
+
+
+def main_values(pool: NDArray[np.uint8], index: NDArray[np.int64]) -> Float64:
+    """Values [.., d] of compressed rows at `index` [..]; those of any row where it is -1."""
+    raw = pool.take(index, 0, mode="clip")
+    packed = raw.shape[-1] * 8 // 9
+    values: Float64 = _WIDE_PAIR.take(raw[..., :packed]).view(np.float64)
+    scales = _E4M3_WIDE.take(raw[..., packed:])
+    groups = values.reshape(*scales.shape, -1)
+    np.multiply(groups, scales[..., None], groups)
+    return values
 
 
 def _load(pool: Tensor, index: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:

@@ -36,11 +36,11 @@ def hc_split_sinkhorn(
     return (
         torch.from_numpy(pre),
         torch.from_numpy(post),
-        torch.from_numpy(_sinkhorn(comb, rounds, np.float32(eps))),
+        torch.from_numpy(sinkhorn(comb, rounds, np.float32(eps))),
     )
 
 
-def _sinkhorn(comb: Float32, rounds: int, eps: np.float32) -> Float32:
+def sinkhorn(comb: Float32, rounds: int, eps: np.float32) -> Float32:
     """Columns first, then rows and columns in turn; sums run from the first to the last entry, then add eps.
 
     Works on two copies, [i, j, T] and [j, i, T]: each half round sums over the leading dimension of one (whose last

@@ -37,7 +37,7 @@ def route_experts(
         )
     logits: Float32 = torch.mm(x.double(), weight.double().mT).float().numpy()
     np.divide(logits, np.float32(temperature), logits)
-    scores = in_lanes(_root_of_softplus, logits)
+    scores = in_lanes(root_of_softplus, logits)
     ids = np.argsort(-(scores + bias.numpy()), 1, "stable")[:, :top_k]
     offsets = np.arange(0, scores.size, scores.shape[1])[:, None]
     chosen = scores.take(ids + offsets)
@@ -47,7 +47,8 @@ def route_experts(
     return torch.from_numpy(ids), torch.from_numpy(weights)
 
 
-def _root_of_softplus(x: Tensor) -> Tensor:
+def root_of_softplus(x: Tensor) -> Tensor:
+    """Router scores of logits, on whole vector lanes."""
     # Torch's square root of float32 is one of MKL and not rounded correctly (unlike its rsqrt), so no numpy here.
     return softplus(x).sqrt_()
 

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from dsserve.kv.layout import TAIL_RING, TOKEN_RING, KvLayout
+from dsserve_kernels.kvcache.decoded_rings import DecodedRings, ring_bytes
 
 if TYPE_CHECKING:
     from dsserve.config.model import ModelConfig
+
+
+#: Memory of the values of window rings that the CPU remembers, all layers together.
+_RINGS_BYTES = 64 << 20
 
 
 class DevicePools:
@@ -23,6 +28,7 @@ class DevicePools:
         window: Layer -> [slots * ring rows, window row bytes] uint8. Slot 0 is the padding slot. DSpark's stages follow
             as layers `num_hidden_layers + stage`; their rows come from the target's hidden states (dspark.md 1.1).
         tail: Ratio-2 source -> [slots * TAIL_RING, 2, head_dim] float32, (u, g) by position modulo TAIL_RING.
+        rings: Layer -> values of the window rings that steps of few rows read last; none but on the CPU.
         token_ring: [slots * TOKEN_RING] int64, ids by position modulo TOKEN_RING.
     """
 
@@ -74,6 +80,12 @@ class DevicePools:
             if ratio > 1
         }
         self.token_ring = torch.zeros(num_slots * TOKEN_RING, dtype=torch.int64, device=device)
+
+        self.rings: dict[int, DecodedRings] = {}
+        if device.type == "cpu":
+            size = ring_bytes(layout.window_ring_rows, layout.window_row_bytes)
+            most = max(_RINGS_BYTES // size // len(self.window), 1)
+            self.rings = {i: DecodedRings(layout.window_ring_rows, most) for i in self.window}
 
     @property
     def draft_window(self) -> dict[int, Tensor]:

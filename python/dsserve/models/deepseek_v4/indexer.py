@@ -56,9 +56,12 @@ class Indexer:
         else:
             scores = self._scores(x, qr, rows, step, visible)
             if self._is_candidate_source:
-                step.candidates = self._ops.candidate_mask(
-                    scores, visible, block_size=self._block_size, num_blocks=self._num_blocks
-                )
+                # Where all blocks are kept, the mask would restrict nothing.
+                step.candidates = None
+                if num_keys > self._num_blocks * self._block_size:
+                    step.candidates = self._ops.candidate_mask(
+                        scores, visible, block_size=self._block_size, num_blocks=self._num_blocks
+                    )
             elif self._is_restricted and step.candidates is not None:
                 scores = scores.masked_fill(~step.candidates, -torch.inf)
             chosen = self._ops.topk_rows(scores, self._topk)

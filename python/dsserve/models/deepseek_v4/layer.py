@@ -48,7 +48,6 @@ class Layer:
         self._layer = layer
         self._attn_mix = HyperConnection(config, params, "attn")
         self._ffn_mix = HyperConnection(config, params, "ffn")
-        self._attn_norm, self._ffn_norm = params.norm("attn_norm"), params.norm("ffn_norm")
         self._attention = Attention(config, params.under("attn"), layer, rope)
         self._moe = MoE(
             config,
@@ -86,23 +85,23 @@ class Layer:
         if self._engram is not None:
             streams = self._engram.forward(streams, engram_rows.values(self._engram_column))
             step.record("engram_stream", self._layer, streams, is_tail=False)
-        x = self._attn_norm(self._ops.hc_collapse(streams, pre))
-        if self._attention.compressor is not None:
-            self._attention.compressor.write(x, step)
-        batch = step.batch
+        batch, is_tail = step.batch, self._is_decoder
         if self._cuts and batch.tail_rows is not None:
+            x = self._attn_mix.input(streams, pre)
+            self._attention.compress(x, step)
             streams, x = streams[batch.tail_rows], x[batch.tail_rows]
-        is_tail = self._is_decoder
+            next_pre, post, comb = self._attn_mix.mixes(streams)
+        else:
+            x, next_pre, post, comb = self._attn_mix.enter(streams, pre)
+            self._attention.compress(x, step)
         if self._tap_share is not None and step.taps is not None:
             here = streams if is_tail or batch.tail_rows is None else streams[batch.tail_rows]
             step.taps.append(self._ops.hc_collapse(here, self._tap_share.expand(here.shape[0], -1)))
         rows = batch.decoder if is_tail else batch.encoder
-        next_pre, post, comb = self._attn_mix.mixes(streams)
         y = self._attention.attend(x, rows, step)
         step.record("attn_out", self._layer, y, is_tail=is_tail)
         streams = self._ops.hc_expand(y, streams, post, comb)
-        pre, post, comb = self._ffn_mix.mixes(streams)
-        x = self._ffn_norm(self._ops.hc_collapse(streams, next_pre))
+        x, pre, post, comb = self._ffn_mix.enter(streams, next_pre)
         y = self._moe.forward(x, step, is_tail=is_tail)
         step.record("ffn_out", self._layer, y, is_tail=is_tail)
         streams = self._ops.hc_expand(y, streams, post, comb)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dsserve_kernels.fused.chains import mixes
+from dsserve_kernels.fused.weights import SublayerInput
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -16,27 +19,33 @@ STAT_EPS = 1e-20
 
 
 class HyperConnection:
-    """Gates and mixing matrix of one sublayer."""
+    """Gates and mixing matrix of one sublayer, and the norm in front of it."""
 
     def __init__(self, config: ModelConfig, params: Params, sublayer: str) -> None:
-        """Prepare the projection of `sublayer` (`attn` or `ffn`)."""
+        """Prepare the projection and the norm of `sublayer` (`attn` or `ffn`)."""
         self._ops: Operators = params.ops
-        self._fn = params.matrix(f"hc_{sublayer}_fn")
-        self._base = params.float32(f"hc_{sublayer}_base")
-        self._scale = params.float32(f"hc_{sublayer}_scale")
-        self._num_streams = config.hc_mult
-        self._rounds = config.hc_sinkhorn_iters
-        self._eps = config.hc_eps
+        self._norm = params.norm(f"{sublayer}_norm")
+        self._weights = SublayerInput(
+            norm=self._norm.weight,
+            norm_eps=self._norm.eps,
+            fn=params.matrix(f"hc_{sublayer}_fn"),
+            base=params.float32(f"hc_{sublayer}_base"),
+            scale=params.float32(f"hc_{sublayer}_scale"),
+            num_streams=config.hc_mult,
+            rounds=config.hc_sinkhorn_iters,
+            eps=config.hc_eps,
+            stat_eps=STAT_EPS,
+        )
+
+    def enter(self, streams: Tensor, pre: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Input x [T, D] of the sublayer, and the results of `mixes`; `pre` is that of the sublayer before."""
+        x, next_pre, post, comb = self._ops.sublayer_input(self._ops, streams, pre, self._weights)
+        return x, next_pre, post, comb
+
+    def input(self, streams: Tensor, pre: Tensor) -> Tensor:
+        """The first result of `enter` alone."""
+        return self._norm(self._ops.hc_collapse(streams, pre))
 
     def mixes(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Pre [T, n] of the NEXT sublayer, post [T, n] and comb [T, n, n] of this one."""
-        z = self._ops.hc_stats(streams, self._fn, STAT_EPS)
-        pre, post, comb = self._ops.hc_split_sinkhorn(
-            z,
-            self._base,
-            self._scale,
-            num_streams=self._num_streams,
-            rounds=self._rounds,
-            eps=self._eps,
-        )
-        return pre, post, comb
+        return mixes(self._ops, streams, self._weights)

@@ -74,7 +74,9 @@ class Params:
         """One linear, or several of the same input stacked by rows."""
         weights = [self.fp8_weight(name) for name in names]
         return Fp8Linear(
-            self.ops, self.numerics, torch.cat(weights) if len(weights) > 1 else weights[0]
+            self.ops,
+            self.numerics,
+            by_columns(torch.cat(weights) if len(weights) > 1 else weights[0]),
         )
 
     def linear(self, name: str) -> Linear:
@@ -88,6 +90,14 @@ class Params:
     def norm(self, name: str) -> RmsNorm:
         """An RMSNorm."""
         return RmsNorm(self.ops, self.float32(f"{name}.weight"), self.eps)
+
+
+def by_columns(weight: Tensor) -> Tensor:
+    """The same weight [.., out, in], stored by columns if it is kept wide.
+
+    A product of a few rows reads the weight of each input once, and takes half the time.
+    """
+    return weight.mT.contiguous().mT if weight.dtype == _WIDE else weight
 
 
 def _compact(weight: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from dsserve_kernels.attention.window_index import WindowIndex
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -48,6 +50,7 @@ class Step:
     capture: Capture | None = field(default=None)
     taps: list[Tensor] | None = None
     _rotations: dict[tuple[bool, bool], Tensor] = field(default_factory=dict)
+    _windows: dict[bool, WindowIndex] = field(default_factory=dict)
 
     def rotation(self, tables: RopeTables, rows: RowSet, *, is_compressed: bool) -> Tensor:
         """Rotary table rows of the given row set, the same for all layers of a kind: looked up once a step."""
@@ -57,6 +60,20 @@ class Step:
             look_up = tables.compressed if is_compressed else tables.window
             cos_sin = self._rotations[key] = look_up(rows.positions)
         return cos_sin
+
+    def window_index(self, rows: RowSet) -> WindowIndex:
+        """Where the window rows of the given row set lie, the same object for all layers."""
+        is_decoder = rows is self.batch.decoder
+        index = self._windows.get(is_decoder)
+        if index is None:
+            index = self._windows[is_decoder] = WindowIndex(
+                rows.window_index,
+                rows.context_index,
+                rows.window_store,
+                rows.row_request,
+                self.pools.layout.window_ring_rows,
+            )
+        return index
 
     def record(self, kind: str, layer: int, tensor: Tensor, *, is_tail: bool) -> None:
         """Hand a tensor to the capture, if there is one that wants it."""
