@@ -29,6 +29,14 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def engine_environment() -> dict[str, str]:
+    """Return the environment of an engine process: numpy's products run on one thread, as torch's do.
+
+    OpenBLAS reads its variable when it is loaded; one that is set stays.
+    """
+    return {"OPENBLAS_NUM_THREADS": "1", **os.environ}
+
+
 def no_color() -> bool:
     """Whether the user asked for output without colours (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from dsserve.config.env import engine_environment
 from dsserve.engram.shared import folder_name, remove_folder, sweep
 from dsserve.errors import ConfigError
 from dsserve.protocol import engine as wire
@@ -89,7 +90,9 @@ class EngineSupervisor:
         path = self.ipc_dir / CONFIG_FILE
         path.write_bytes(msgspec.json.encode(self._engine_config()))
         self._process = subprocess.Popen(  # noqa: ASYNC220 - returns once the child has started
-            [sys.executable, "-m", "dsserve.engine", str(path)], stdin=subprocess.DEVNULL
+            [sys.executable, "-m", "dsserve.engine", str(path)],
+            stdin=subprocess.DEVNULL,
+            env=engine_environment(),
         )
         logger.info("engine process %d started", self._process.pid)
         loop = asyncio.get_running_loop()
