@@ -27,7 +27,9 @@ WINDOW = PAGE = 16
 
 
 def real_engine(**flags: Any):
-    return running_engine(load_format="auto", json_model_override_args={}, **flags)
+    """Without drafts: a head of random weights would only cost time; `test_draft_tokens.py` has them."""
+    plain = {"speculative_algorithm": "none"}
+    return running_engine(load_format="auto", json_model_override_args={}, **plain | flags)
 
 
 def some_prompts(count: int) -> list[list[int]]:

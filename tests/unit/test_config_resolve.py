@@ -59,6 +59,7 @@ def test_resolving_twice_changes_nothing():
 @pytest.mark.parametrize(
     ("flags", "algorithm", "num_tokens"),
     [
+        ({}, "DSPARK", 6),
         ({"speculative_algorithm": "DSPARK"}, "DSPARK", 6),
         ({"speculative_algorithm": "DSPARK", "speculative_num_draft_tokens": 4}, "DSPARK", 4),
         ({"speculative_algorithm": "none"}, "none", None),
@@ -93,6 +94,7 @@ def test_the_fake_model_drafts_where_it_is_told_how():
             2,
             "--speculative-num-draft-tokens",
         ),
+        ({"speculative_algorithm": "DSPARK", "device": "cuda"}, 2, "--speculative-algorithm"),
         (
             {"speculative_algorithm": "DSPARK", "speculative_use_block_verification": True},
             2,

@@ -134,7 +134,13 @@ def _speculative_algorithm(config: ServerConfig, model: ModelConfig) -> str:
         raise ConfigError(
             f"--speculative-algorithm DSPARK: {remedy}", param="--speculative-algorithm"
         )
-    return "DSPARK" if has_draft and wanted == "DSPARK" else "none"
+    if config.device == "cuda" and wanted == "DSPARK":
+        raise ConfigError(
+            "--speculative-algorithm DSPARK: does not work yet with --device cuda; use none",
+            param="--speculative-algorithm",
+        )
+    is_wanted = wanted == "DSPARK" or (wanted == "auto" and config.device != "cuda")
+    return "DSPARK" if has_draft and is_wanted else "none"
 
 
 def _num_draft_tokens(config: ServerConfig, model: ModelConfig, algorithm: str) -> int | None:
