@@ -278,7 +278,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", type=Path, default=None)
-    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument(
+        "--seconds", type=float, default=540.0, help="0: no training, only the evaluation"
+    )
     parser.add_argument(
         "--phase1", type=float, default=0.5, help="share of the time with dense attention"
     )
@@ -308,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = Ranks()
     device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
     torch.set_float32_matmul_precision("high")
-    if is_gpu and not options.no_compile:
+    if is_gpu and options.seconds > 0 and not options.no_compile:
         ops.enable_compile()
     options.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(device, ranks, resume=options.resume, seed=options.seed)
@@ -320,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.phase1 <= 0:
         phases, ends = phases[1:], ends[1:]
     clock = Clock(options.seconds, ends)
-    for phase in phases:
+    for phase in phases if options.seconds > 0 else ():
         trainer.run_phase(phase, clock, options)
         if ranks.is_first:
             save_masters(options.out, "target", trainer.masters)
