@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dsserve import _native
-from dsserve.debug.plans import RequestPlanner
-from dsserve.worker.batch import PlanView
+from dsserve.debug.plans import RequestPlanner, merge_plans
 from dsserve.worker.runner import Runner, RunnerSizes
 
 if TYPE_CHECKING:
@@ -20,6 +17,7 @@ if TYPE_CHECKING:
 
     from dsserve.models.batch import ForwardBatch
     from dsserve.models.deepseek_v4.model import DeepseekV41Model
+    from dsserve.worker.batch import PlanView
 
 PAGE_SIZE = 16
 
@@ -134,27 +132,12 @@ class Request:
         self.planner.insert(self.prompt)
 
 
-def merge(plans: Sequence[PlanView]) -> PlanView:
-    """One plan of several."""
-    values = {}
-    for field in fields(PlanView):
-        parts = [getattr(plan, field.name) for plan in plans]
-        if field.name in ("step_id", "phase"):
-            values[field.name] = parts[0]
-        elif field.name == "cu_seqlens":
-            lengths = [np.diff(part) for part in parts]
-            values[field.name] = np.concatenate(([0], np.cumsum(np.concatenate(lengths))))
-        else:
-            values[field.name] = np.concatenate(parts)
-    return PlanView(**values)
-
-
 def merged_forward(
     pool: Pool,
     plans: Sequence[PlanView],
     change: Callable[[ForwardBatch], ForwardBatch] = lambda batch: batch,
 ) -> list[Tensor]:
     """Logits of each plan's rows of the decoder half, all computed in one forward."""
-    batch = change(pool.runner.prepare(merge(plans), all_logits=True))
+    batch = change(pool.runner.prepare(merge_plans(plans), all_logits=True))
     logits = pool.runner.forward(batch)
     return list(logits.split([int(plan.tail_len.sum()) for plan in plans]))

@@ -25,10 +25,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "chat": ("dsserve.cli.chat", "Talk to a running server in the terminal."),
     "doctor": ("dsserve.cli.doctor", "Check what this machine has and lacks."),
     "debug": ("dsserve.cli.debug", "Parity tool and checkpoint generator."),
+    "calibrate": ("dsserve.cli.calibrate", "Fit the temperatures of the draft confidences."),
     "version": ("dsserve.cli.version", "Print the version."),
 }
 #: Subcommands that are known but do not work yet.
-PLANNED = ("bench", "batch", "calibrate", "gateway")
+PLANNED = ("bench", "batch", "gateway")
 
 
 class _Commands(click.Group):

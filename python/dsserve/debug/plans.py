@@ -6,8 +6,8 @@ The scheduler keeps chunk ends on page boundaries and takes no hit within a wind
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -124,3 +124,18 @@ class RequestPlanner:
         for index, column in enumerate(new):
             plan["page_deltas"][index] = (self._slot, column, self.pages[column])
         self._num_written = len(self.pages)
+
+
+def merge_plans(plans: Sequence[PlanView]) -> PlanView:
+    """One step of several requests; step id and phase are those of the first."""
+    values: dict[str, Any] = {}
+    for field in fields(PlanView):
+        parts = [getattr(plan, field.name) for plan in plans]
+        if field.name in ("step_id", "phase"):
+            values[field.name] = parts[0]
+        elif field.name == "cu_seqlens":
+            lengths = np.concatenate([np.diff(part) for part in parts])
+            values[field.name] = np.concatenate(([0], np.cumsum(lengths)))
+        else:
+            values[field.name] = np.concatenate(parts)
+    return PlanView(**values)
