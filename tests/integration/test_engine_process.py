@@ -266,6 +266,17 @@ async def test_whole_extend_and_disabled_replays_pass_the_slot_check():
         assert_idle(state)
 
 
+async def test_a_request_that_wants_rows_of_its_prompt_limits_its_hit():
+    prompt = list(range(5, 205))
+    async with running_engine() as engine:
+        await engine.generate(prompt, 1)
+        for limit, expected in ((None, 192), (100, 96), (10, 0)):
+            fields = {"whole_extend": True, "max_cached_len": limit}
+            deltas = [delta async for delta in engine.submit(prompt, 1, **fields)]
+            assert deltas[-1].cached_len == expected, limit
+        assert_idle(await engine.idle_state())
+
+
 async def test_errors_of_the_tree_are_what_a_lost_engine_raises():
     async with running_engine() as engine:
         await engine.client.close()

@@ -59,12 +59,14 @@ def sweep(*, root: Path | None = None) -> list[str]:
     base = root or memory_root()
     swept = []
     for path in sorted(base.glob(PREFIX + "*")):
-        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
-            continue
-        with contextlib.suppress(OSError), _Lock(path) as lock:
-            if lock.try_exclusive():
-                shutil.rmtree(path, ignore_errors=True)
-                swept.append(path.name)
+        # Another process may sweep at the same time.
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+                continue
+            with _Lock(path) as lock:
+                if lock.try_exclusive():
+                    shutil.rmtree(path, ignore_errors=True)
+                    swept.append(path.name)
     if swept:
         logger.info("removed shared memory of servers that are gone: %s", ", ".join(swept))
     return swept
