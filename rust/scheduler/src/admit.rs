@@ -103,7 +103,12 @@ impl Scheduler {
             replay,
         };
         let page_size = self.config.page_size;
-        let Some(end) = chunk_end(progress, page_size, self.config.window, budget) else {
+        let Some(end) = chunk_end(
+            progress,
+            page_size,
+            self.config.window,
+            &budget.for_prompt(replay),
+        ) else {
             return Ok(Attempt::StepFull);
         };
         let is_open = end < prefill_len;

@@ -80,6 +80,8 @@ pub(crate) struct Budget {
     requests: u32,
     /// New prompt tokens after which no further request joins.
     prefill_tokens: u32,
+    /// New tokens that the first prompt may bring.
+    first_tokens: u32,
     /// Hit pages whose table entries still fit the plan.
     hit_pages: u32,
     is_untouched: bool,
@@ -91,6 +93,7 @@ impl Budget {
             rows: config.prefill_rows() - decode_rows,
             requests: config.prefill_max_requests.unwrap_or(u32::MAX),
             prefill_tokens: config.max_prefill_tokens,
+            first_tokens: config.chunk_tokens(),
             hit_pages: config.columns(),
             is_untouched: true,
         }
@@ -98,6 +101,33 @@ impl Budget {
 
     pub fn rows(&self) -> u32 {
         self.rows
+    }
+
+    /// Room for the first prompt of the step, which starts with `replay` rows: its new tokens are
+    /// bounded, too. Prompts that join others are measured against what is left, see `allows`.
+    pub fn for_prompt(&self, replay: u32) -> Self {
+        let tokens = if self.is_untouched {
+            self.first_tokens
+        } else {
+            u32::MAX
+        };
+        Self {
+            rows: self.rows.min(tokens.saturating_add(replay)),
+            ..*self
+        }
+    }
+
+    /// Room for the prompt that goes on, behind shorter ones that passed it.
+    pub fn for_carried(&self) -> Self {
+        let tokens = if self.is_untouched {
+            self.first_tokens
+        } else {
+            self.prefill_tokens
+        };
+        Self {
+            rows: self.rows.min(tokens),
+            ..*self
+        }
     }
 
     /// Whether a row of one more prompt may join.

@@ -139,7 +139,8 @@ pub struct SchedulerConfig {
     pub max_queued_requests: Option<u32>,
     /// Rows of one PREFILL step, replay rows included; -1 = no chunking.
     pub chunked_prefill_size: i64,
-    /// New prompt tokens in one step past which no further request joins it.
+    /// New prompt tokens of one PREFILL step (a window and a page at least). Without chunking, those
+    /// past which no further request joins it.
     #[serde(default = "default_max_prefill_tokens")]
     pub max_prefill_tokens: u32,
     /// Prompts in one PREFILL step; none = as many as fit.
@@ -330,6 +331,15 @@ impl SchedulerConfig {
     /// Rows that every PREFILL step has for prompts, however many decode rows ride along.
     pub(crate) fn least_prefill_rows(&self) -> u32 {
         self.prefill_rows() - self.mixed_rows()
+    }
+
+    /// New tokens of one prompt that a step may have: `max_prefill_tokens`, but never so few that a
+    /// last chunk, which has a window of rows, could not go on. Without chunking there is no bound.
+    pub(crate) fn chunk_tokens(&self) -> u32 {
+        if self.chunked_prefill_size == -1 {
+            return u32::MAX;
+        }
+        self.max_prefill_tokens.max(self.window + self.page_size)
     }
 
     /// Decode rows that may ride along in a PREFILL step.

@@ -4,6 +4,7 @@
 //! where it ends, with the page that follows in the prompt: the request watches for that page, by
 //! name. It gets shorter only when its node is evicted, which the node's handle tells.
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 
 use crate::prefill::usable_hit;
 use crate::queue::Place;
@@ -33,15 +34,32 @@ pub(crate) struct Hits {
     /// Requests to check since something was evicted, from which place on.
     unchecked: usize,
     checked_to: Place,
+    names: PageNames,
 }
 
-/// Name of the page that follows the first `len` tokens of a prompt.
-fn page_name(len: u32, page: &[u32]) -> u64 {
-    let seed = u64::from(len) ^ 0x9e37_79b9_7f4a_7c15;
-    page.iter().fold(seed, |name, id| {
-        let mixed = (name ^ u64::from(*id)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        mixed ^ (mixed >> 32)
-    })
+/// Names pages, with a key that clients do not know: prompts made to share names would wake all
+/// who wait at each insert. Names are compared within a scheduler only, so no plan depends on it.
+#[derive(Debug)]
+struct PageNames {
+    key: u64,
+}
+
+impl Default for PageNames {
+    fn default() -> Self {
+        Self {
+            key: RandomState::new().hash_one(0_u64) | 1,
+        }
+    }
+}
+
+impl PageNames {
+    /// Name of the page that follows the first `len` tokens of a prompt.
+    fn of(&self, len: u32, page: &[u32]) -> u64 {
+        page.iter().fold(u64::from(len) ^ self.key, |name, id| {
+            let mixed = (name ^ u64::from(*id)).wrapping_mul(self.key);
+            mixed ^ (mixed >> 32)
+        })
+    }
 }
 
 impl Scheduler {
@@ -111,7 +129,7 @@ impl Scheduler {
         }
         let (first, page_size) = (start as usize, self.config.page_size as usize);
         let tokens = &self.requests.live(tokens_key).tokens;
-        let name = page_name(start, &tokens[first..first + page_size]);
+        let name = self.hits.names.of(start, &tokens[first..first + page_size]);
         let Some(woken) = self.hits.watchers.remove(&name) else {
             return;
         };
@@ -197,7 +215,8 @@ impl Scheduler {
             .look_up(&request.spec.namespace, matchable, known);
         let start = matched.cached_len as usize;
         let next_page = matchable.get(start..start + page_size);
-        let watch = next_page.map(|page| page_name(matched.cached_len, page));
+        let names = &self.hits.names;
+        let watch = next_page.map(|page| names.of(matched.cached_len, page));
         let is_new_watch = watch != request.waiting.watch;
         let before = request.waiting.counted;
         request.waiting.hit = usable_hit(matched.cached_len, request, &self.config);

@@ -67,7 +67,8 @@ impl PoolUse {
     /// What can be handed out now.
     #[must_use]
     pub fn available(&self) -> u32 {
-        self.free + self.evictable - self.promised
+        // While admission holds on to a hit, it may be among what was promised.
+        (self.free + self.evictable).saturating_sub(self.promised)
     }
 
     /// What is available now or once the steps in flight are applied.

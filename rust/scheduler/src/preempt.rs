@@ -68,8 +68,8 @@ impl Scheduler {
         let full = self.pool_use(Pool::Full);
         let wanted =
             Pool::Full.need(need, self.config.page_size) + self.set_aside(Pool::Full, reserved);
-        let mut pages_lacking = i64::from(wanted)
-            - i64::from(full.available())
+        let mut pages_lacking = i64::from(wanted) - i64::from(full.free + full.evictable)
+            + i64::from(full.promised)
             - i64::from(self.quarantine.num_returning());
         let returning_slots = self.quarantine.num_slots() > 0;
         let mut lacks_slot = self.free_slots.is_empty() && !returning_slots;

@@ -67,7 +67,10 @@ pub(crate) fn usable_hit(cached_len: u32, request: &Request, config: &SchedulerC
 pub(crate) fn usable_len(cached_len: u32, prefill_len: u32, config: &SchedulerConfig) -> u32 {
     let (window, page_size) = (config.window, config.page_size);
     let mut hit = cached_len.min(prefill_len - 1) / page_size * page_size;
-    let fits_a_step = |hit: u32| window + (prefill_len - hit) <= config.least_prefill_rows();
+    let fits_a_step = |hit: u32| {
+        let new = prefill_len - hit;
+        window + new <= config.least_prefill_rows() && new <= config.chunk_tokens()
+    };
     if prefill_len - hit < window && !fits_a_step(hit) {
         hit = prefill_len.saturating_sub(window) / page_size * page_size;
     }
@@ -90,7 +93,7 @@ impl Scheduler {
             },
             self.config.page_size,
             self.config.window,
-            budget,
+            &budget.for_carried(),
         )
     }
 

@@ -32,6 +32,7 @@ impl SchedulerConfig {
                 self.draft_len
             ));
         }
+        self.check_capacity(&mut problems);
         if self.prefill_max_requests == Some(0) {
             problems.push("prefill_max_requests is 0, must be at least 1".to_owned());
         }
@@ -82,6 +83,26 @@ impl SchedulerConfig {
                 "page_size is {}, must be a multiple of the compression ratio {}",
                 self.page_size, self.stateful_ratio
             ));
+        }
+    }
+
+    /// Each value may be right and the arrays of a plan still be too long for their indices.
+    fn check_capacity(&self, problems: &mut Vec<String>) {
+        if !problems.is_empty() {
+            return;
+        }
+        let requests = u64::from(self.max_running_requests);
+        let rows = (requests * u64::from(self.draft_len + 1)).max(u64::from(self.prefill_rows()));
+        let page_size = u64::from(self.page_size);
+        let entries = u64::from(self.columns()) + 4 * (rows.div_ceil(page_size) + requests);
+        for (what, count) in [("rows", rows), ("page-table entries", entries)] {
+            if count > i32::MAX as u64 {
+                problems.push(format!(
+                    "a step could have {count} {what}, more than 2^31: max_running_requests is \
+                     {requests}, draft_len {}, chunked_prefill_size {}",
+                    self.draft_len, self.chunked_prefill_size
+                ));
+            }
         }
     }
 

@@ -61,6 +61,32 @@ fn a_step_takes_no_second_prompt_past_its_token_limit() {
 }
 
 #[test]
+fn a_step_has_no_more_new_tokens_than_allowed_not_even_of_one_prompt() {
+    // The last number: a window and a page go through all the same.
+    for (max_prefill_tokens, expected) in [(64, 24), (16, 16), (19, 16), (1, 12)] {
+        let mut s = scheduler(SchedulerConfig {
+            max_prefill_tokens,
+            ..config()
+        });
+        s.submit(vec![spec(1, prompt(0, 60), 1)]);
+        let mut chunks = Vec::new();
+        while s.has_work() {
+            chunks.push(run_step(&mut s).0.totals.prefill_tokens);
+        }
+        assert_eq!(chunks[0], expected, "{chunks:?}");
+        assert_eq!(chunks.iter().sum::<u32>(), 60);
+        assert!(chunks.iter().all(|tokens| *tokens <= expected));
+    }
+    let mut s = scheduler(SchedulerConfig {
+        max_prefill_tokens: 16,
+        chunked_prefill_size: -1,
+        ..config()
+    });
+    s.submit(vec![spec(1, prompt(0, 60), 1)]);
+    assert_eq!(run_step(&mut s).0.totals.prefill_tokens, 60, "no chunking");
+}
+
+#[test]
 fn a_match_from_before_a_flush_is_not_used() {
     let mut s = scheduler(SchedulerConfig {
         num_pages: 30,

@@ -194,3 +194,14 @@ fn automatic_truncation_heeds_the_pool_as_well() {
     // 28 and the first four of five tokens fill the pool.
     assert_eq!(prompt_lens, [28; 10]);
 }
+
+#[test]
+fn a_plan_that_no_index_could_address_is_refused() {
+    let wide = SchedulerConfig {
+        max_running_requests: 1 << 28,
+        draft_len: 255,
+        ..config()
+    };
+    let refused = Scheduler::new(wide).unwrap_err().to_string();
+    assert!(refused.contains("max_running_requests"), "{refused}");
+}

@@ -271,7 +271,12 @@ impl Harness {
         for pool in self.scheduler.pool_table() {
             assert_eq!(pool.free, pool.capacity, "S15: {pool:?}");
         }
-        assert_eq!(self.scheduler.stats().counters.illegal_moves, 0);
+        let counters = self.scheduler.stats().counters;
+        assert_eq!(counters.illegal_moves, 0);
+        // S12: nobody waits for another one's prefix more often than allowed, each time it queues.
+        let hold = u64::from(self.scheduler.config().inbatch_prefix_hold);
+        let queued = counters.submitted + counters.retracted;
+        assert!(counters.held_back <= hold * queued, "S12: held back");
     }
 
     fn cut(&mut self, request_id: u64) {

@@ -51,6 +51,10 @@ impl Harness {
                 "S7"
             );
         }
+        if config.chunked_prefill_size > 0 {
+            let most = (config.max_prefill_tokens).max(config.window + config.page_size);
+            assert!(plan.totals.prefill_tokens <= most, "S7: new tokens");
+        }
         for request in 0..plan.request_id.len() {
             let is_decode = plan.history_ids[request] == [-2; 3];
             if is_decode {
