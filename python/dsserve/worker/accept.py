@@ -115,8 +115,7 @@ class SharedNoise:
         drawn, broken = self._sampler.draw_rows(logits, table, at.runs)
         own = at.runs.padded(drawn)
         count: Tensor = self._ops.accept_draws(at.runs.drafts, own, at.num_drafts)
-        bonus = own
-        return _run(at, count, bonus, at.runs.padded(broken))
+        return _run(at, count, own, at.runs.padded(broken))
 
 
 class Rejection:
@@ -173,13 +172,10 @@ def _run(at: Round, count: Tensor, bonus: Tensor, broken: Tensor) -> Accepted:
 
 def simulated(accepted: Accepted, at: Round, table: SamplingTable, ops: Operators) -> Accepted:
     """The same with lengths of a benchmark, where requests ask for it (`simulate_accept_len`)."""
-    wanted = [row.simulated_len for row in table.rows]
-    if all(length is None for length in wanted):
+    if table.simulated is None:
         return accepted
-    mean = torch.tensor(
-        [0.0 if length is None else length - 1 for length in wanted], dtype=torch.float64
-    ).to(accepted.count.device)
-    is_simulated = torch.tensor([length is not None for length in wanted]).to(mean.device)
+    is_simulated = ~table.simulated.isnan()
+    mean = table.simulated.nan_to_num(0.0)
     count = ops.simulate_accepted(mean, at.num_drafts, table.seed, at.anchor)
     count = torch.where(is_simulated, count, accepted.count)
     drafts = torch.nn.functional.pad(at.runs.drafts, (0, 1))

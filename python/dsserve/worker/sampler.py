@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -102,24 +103,38 @@ class SamplingTable:
         numbers: [S, 6] float32.
         top_k: [S] int64.
         seed: [S] int64.
+        penalised: [P] those of the requests that have penalties, None without any.
+        simulated: [S] float64 accepted drafts that benchmarks want on average, NaN = the truth; None without any.
     """
 
     rows: Sequence[SamplingRow]
     numbers: Tensor
     top_k: Tensor
     seed: Tensor
+    penalised: Tensor | None
+    simulated: Tensor | None
 
     @classmethod
     def of(cls, rows: Sequence[SamplingRow], device: torch.device) -> SamplingTable:
-        """Gather the constants."""
+        """Gather the constants, on their way to the device."""
+
+        def put(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
         numbers = np.zeros((len(rows), 6), dtype=np.float32)
         for index, row in enumerate(rows):
             numbers[index] = row.numbers
+        penalised = [index for index, row in enumerate(rows) if row.output_counts is not None]
+        lengths = [row.simulated_len for row in rows]
+        has_simulated = any(length is not None for length in lengths)
+        means = [math.nan if length is None else length - 1 for length in lengths]
         return cls(
             rows,
             torch.from_numpy(numbers).to(device, non_blocking=True),
-            torch.tensor([row.top_k for row in rows], dtype=torch.int64).to(device),
-            torch.tensor([row.seed for row in rows], dtype=torch.int64).to(device),
+            put([row.top_k for row in rows], torch.int64),
+            put([row.seed for row in rows], torch.int64),
+            put(penalised, torch.int64) if penalised else None,
+            put(means, torch.float64) if has_simulated else None,
         )
 
     @property
@@ -280,11 +295,10 @@ class Sampler:
         self, logits: Tensor, table: SamplingTable, index: Tensor, drafts: Tensor
     ) -> None:
         """Penalties of each row over the output before it, drafts included."""
-        penalised = [i for i, row in enumerate(table.rows) if row.output_counts is not None]
-        if not penalised:
+        which = table.penalised
+        if which is None:
             return
-        rows = [table.rows[i] for i in penalised]
-        which = torch.tensor(penalised, device=logits.device)
+        rows = [row for row in table.rows if row.output_counts is not None]
         index, drafts = index[which], drafts[which]
         width, vocab = index.shape[1], logits.shape[1]
         before = torch.zeros(len(rows), width, vocab, dtype=torch.int32, device=logits.device)
