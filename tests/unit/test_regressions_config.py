@@ -35,3 +35,24 @@ def test_file_that_sets_a_flag_twice_is_refused(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_config({"config": str(path)}, {})
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "max_queued_requests",
+        "chunked_prefill_size",
+        "max_prefill_tokens",
+        "prefill_max_requests",
+        "prefill_decode_interval",
+        "priority_scheduling_preemption_threshold",
+        "prefill_max_defer",
+        "inbatch_prefix_hold",
+        "max_overtake",
+        "request_waiting_timeout",
+        "request_running_timeout",
+    ],
+)
+def test_a_number_that_the_scheduler_cannot_hold_is_refused_at_the_start(flag):
+    with pytest.raises(ConfigError, match=flag.replace("_", "-")):
+        load_config({flag: 99_999_999_999}, {})

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from dsserve.config.flag import LATER, Kind, option, switch
 
+_MOST = 2**29 - 1
+"""Largest count that the scheduler takes; sums of several still fit its 32 bits."""
+
+_MOST_SECONDS = 1e9
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
@@ -30,7 +35,12 @@ class ScheduleOptions:
         256, "Requests that run at once.", since=1, kind=Kind.INT, minimum=1, maximum=65535
     )
     max_queued_requests: int | None = option(
-        None, "Requests that may wait; more get a 503.", since=1, kind=Kind.INT, minimum=1
+        None,
+        "Requests that may wait; more get a 503.",
+        since=1,
+        kind=Kind.INT,
+        minimum=1,
+        maximum=_MOST,
     )
     chunked_prefill_size: int | None = option(
         None,
@@ -38,17 +48,23 @@ class ScheduleOptions:
         since=1,
         kind=Kind.INT,
         minimum=-1,
+        maximum=_MOST,
         default_text="auto: 1024 on the CPU",
     )
     max_prefill_tokens: int = option(
-        16384, "New tokens of one prefill step.", since=1, kind=Kind.INT, minimum=1
+        16384, "New tokens of one prefill step.", since=1, kind=Kind.INT, minimum=1, maximum=_MOST
     )
     prefill_max_requests: int | None = option(
-        None, "Requests of one prefill step.", since=3, kind=Kind.INT, minimum=1
+        None, "Requests of one prefill step.", since=3, kind=Kind.INT, minimum=1, maximum=_MOST
     )
     enable_mixed_chunk: bool = switch("Let decoding requests join prefill steps.", since=1)
     prefill_decode_interval: int = option(
-        0, "Decode steps after each prefill step, at least.", since=1, kind=Kind.INT, minimum=0
+        0,
+        "Decode steps after each prefill step, at least.",
+        since=1,
+        kind=Kind.INT,
+        minimum=0,
+        maximum=_MOST,
     )
     enable_prefill_delayer: bool = switch("Hold prefills until all DP ranks have one.", since=LATER)
     prefill_delayer_max_delay_ms: float | None = option(
@@ -77,7 +93,7 @@ class ScheduleOptions:
     )
     enable_priority_scheduling: bool = switch("Order by the priority of a request.", since=3)
     priority_scheduling_preemption_threshold: int = option(
-        10, "Priority difference that preempts.", since=3, kind=Kind.INT, minimum=0
+        10, "Priority difference that preempts.", since=3, kind=Kind.INT, minimum=0, maximum=_MOST
     )
     schedule_low_priority_values_first: bool = switch("Small values are urgent.", since=3)
     disable_priority_preemption: bool = switch("Order only, never preempt.", since=3)
@@ -109,6 +125,7 @@ class ScheduleOptions:
         since=3,
         kind=Kind.FLOAT,
         minimum=-1,
+        maximum=_MOST_SECONDS,
         default_text="-1 = off",
     )
     request_running_timeout: float = option(
@@ -117,6 +134,7 @@ class ScheduleOptions:
         since=3,
         kind=Kind.FLOAT,
         minimum=-1,
+        maximum=_MOST_SECONDS,
         default_text="-1 = off",
     )
     prefill_max_defer: int = option(
@@ -125,12 +143,23 @@ class ScheduleOptions:
         since=3,
         kind=Kind.INT,
         minimum=0,
+        maximum=_MOST,
     )
     inbatch_prefix_hold: int = option(
-        2, "Steps that duplicates of a prompt wait for it.", since=3, kind=Kind.INT, minimum=0
+        2,
+        "Steps that duplicates of a prompt wait for it.",
+        since=3,
+        kind=Kind.INT,
+        minimum=0,
+        maximum=_MOST,
     )
     max_overtake: int = option(
-        512, "Requests that may overtake a waiting one.", since=3, kind=Kind.INT, minimum=1
+        512,
+        "Requests that may overtake a waiting one.",
+        since=3,
+        kind=Kind.INT,
+        minimum=1,
+        maximum=_MOST,
     )
     allow_auto_truncate: bool = switch(
         "Cut the end of completion prompts that are too long; conversations are still refused.",
