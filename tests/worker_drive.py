@@ -27,8 +27,11 @@ from dsserve.worker.sampler import Sampler
 from dsserve.worker.worker import ModelWorker
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dsserve.worker.base import StepHandle, Worker
     from dsserve.worker.cuda_device import Device
+    from dsserve.worker.cuda_graphs import Bucket
 
 CHECKPOINT = Path(__file__).parent / "golden" / "data" / "v41-tiny-a"
 NUM_PAGES, SLOTS = 60, 8
@@ -53,6 +56,7 @@ class Drive:
                 page_size=16,
                 max_running_requests=SLOTS - 1,
                 chunked_prefill_size=48,
+                speculative_algorithm="none",
             ),
             MODEL_CONFIG,
         )
@@ -143,10 +147,13 @@ def cpu_worker(model: Any, capacity: dict[str, int]) -> ModelWorker:
     return ModelWorker(runner, Sampler(model.ops, **sampler_options()), buffers)
 
 
-def device_worker(model: Any, device: Device, capacity: dict[str, int]) -> CudaWorker:
+def device_worker(
+    model: Any, device: Device, capacity: dict[str, int], buckets: Sequence[Bucket] = ()
+) -> CudaWorker:
     runner = Runner(model, sizes(capacity), device.torch_device)
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
-    return CudaWorker(device, runner, DeviceSampler(model.ops, **sampler_options()), buffers)
+    sampler = DeviceSampler(model.ops, **sampler_options())
+    return CudaWorker(device, runner, sampler, buffers, buckets)
 
 
 def asks() -> list[Ask]:

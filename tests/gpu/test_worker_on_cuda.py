@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from dsserve.worker.cuda_device import CudaDevice
+from dsserve.worker.cuda_graphs import Bucket
 from worker_drive import Drive, asks, cpu_worker, device_worker, load
 
 
-def test_the_worker_draws_the_tokens_of_the_cpu_worker_and_never_waits() -> None:
+@pytest.fixture(scope="module")
+def device() -> CudaDevice:
+    return CudaDevice(is_guarded=True)
+
+
+@pytest.fixture(scope="module")
+def model(device: CudaDevice) -> Any:
+    return load("cuda", "fp32", device.torch_device)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
     model = load("cpu", "fp32")
-    expected = Drive(lambda capacity: cpu_worker(model, capacity)).run(asks())
-    device = CudaDevice(is_guarded=True)
-    placed = load("cuda", "fp32", device.torch_device)
-    ours = Drive(lambda capacity: device_worker(placed, device, capacity)).run(asks())
+    return Drive(lambda capacity: cpu_worker(model, capacity)).run(asks())
+
+
+@pytest.mark.parametrize("buckets", [(), (Bucket(3, 512), Bucket(8, 512))], ids=["eager", "graphs"])
+def test_the_worker_draws_the_tokens_of_the_cpu_worker_and_never_waits(
+    device: CudaDevice, model: Any, expected: list[list[int]], buckets: tuple[Bucket, ...]
+) -> None:
+    drive = Drive(lambda capacity: device_worker(model, device, capacity, buckets))
+    ours = drive.run(asks())
     same = [left == right for left, right in zip(ours, expected, strict=True)]
     assert [len(ids) for ids in ours] == [len(ids) for ids in expected]
     # A stored code that flips on a difference of 1e-7 may change a token of a long prompt.
     assert sum(same) >= len(same) - 1, (ours, expected)
+    assert (drive.worker.num_replays > 0) == bool(buckets)

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from device_stand_in import StandInDevice
+from dsserve.worker.cuda_graphs import Bucket
 from worker_drive import Drive, asks, cpu_worker, device_worker, load
 
 
-def test_the_device_worker_draws_the_tokens_of_the_cpu_worker() -> None:
-    models = {platform: load(platform) for platform in ("cpu", "cuda")}
-    expected = Drive(lambda capacity: cpu_worker(models["cpu"], capacity)).run(asks())
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load("cuda")
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    model = load("cpu")
+    outputs = Drive(lambda capacity: cpu_worker(model, capacity)).run(asks())
+    assert [len(ids) for ids in outputs] == [3, 5, 5, 5, 5, 4]
+    assert outputs[5][-1] == 1, "the end token comes as soon as it may"
+    return outputs
+
+
+@pytest.mark.parametrize("buckets", [(), (Bucket(3, 512), Bucket(8, 80))], ids=["eager", "graphs"])
+def test_the_device_worker_draws_the_tokens_of_the_cpu_worker(
+    model: Any, expected: list[list[int]], buckets: tuple[Bucket, ...]
+) -> None:
     device = StandInDevice()
-    ours = Drive(lambda capacity: device_worker(models["cuda"], device, capacity)).run(asks())
-    assert ours == expected
-    assert [len(ids) for ids in expected] == [3, 5, 5, 5, 5, 4]
-    assert expected[5][-1] == 1, "the end token comes as soon as it may"
+    drive = Drive(lambda capacity: device_worker(model, device, capacity, buckets))
+    assert drive.run(asks()) == expected
+    assert device.num_captures == len(buckets)
+    assert (drive.worker.num_replays > 0) == bool(buckets)

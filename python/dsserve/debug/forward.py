@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dsserve.models.deepseek_v4.model import DeepseekV41Model
+    from dsserve.worker.cuda_device import Device
 
 MODES = ("full", "replay", "dense")
 #: `index_topk` and `candidate_topk_blocks` of mode `dense`: every position is selected.
@@ -151,6 +152,7 @@ class CaseRunner:
         *,
         draft: bool = False,
         device: torch.device | None = None,
+        graph_device: Device | None = None,
     ) -> None:
         """Models are loaded when a case first needs them.
 
@@ -160,10 +162,12 @@ class CaseRunner:
             numerics: `released` or `fp32`.
             draft: With the DSpark head.
             device: Where cases run; the CPU if None.
+            graph_device: The same, if decode steps are to be replays of a graph.
         """
         self._path, self._config, self._numerics = path, config, numerics
         self._draft = draft
         self._device = device or torch.device("cpu")
+        self._graph_device = graph_device
         self._models: dict[bool, DeepseekV41Model] = {}
 
     def run(self, case: Case) -> dict[str, Tensor]:
@@ -177,7 +181,8 @@ class CaseRunner:
             num_columns,
             self._config.max_position_embeddings,
         )
-        runner = PlacedRunner(self._model(case.mode == "dense"), sizes, self._device)
+        model = self._model(case.mode == "dense")
+        runner = PlacedRunner(model, sizes, self._device, self._graph_device)
         cache = _native.RadixCache(page_size=page_size, num_pages=sizes.num_pages)
         planner = RequestPlanner(cache, slot=_SLOT, page_size=page_size, num_columns=num_columns)
         # With the head loaded its input is written for every case: golden prompts without drafts have it.
@@ -249,7 +254,7 @@ class CaseRunner:
 
     @staticmethod
     def _decode(
-        runner: Runner, planner: RequestPlanner, case: Case, logits: Tensor
+        runner: PlacedRunner, planner: RequestPlanner, case: Case, logits: Tensor
     ) -> dict[str, Tensor]:
         """Greedy tokens [n], the logits [n, V] they were taken from, and the drafts behind each step if asked for.
 
@@ -266,10 +271,9 @@ class CaseRunner:
         tokens = [token]
         runner.seed_token(_SLOT, start, token)
         for step in range(case.decode_steps - 1):
-            batch = runner.prepare(planner.step([-1], start + step, (), tail_len=1))
-            logits = runner.forward(batch)
+            logits, store = runner.decode(planner.step([-1], start + step, (), tail_len=1))
             token = logits.argmax(1)
-            runner.keep_sampled(batch, token)
+            runner.pools.token_ring[store] = token
             if recorder is not None:
                 recorder.propose(token, start + step + 1)
             rows.append(logits)
@@ -317,15 +321,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, type=Path, help="safetensors file to write")
     parser.add_argument("--numerics", choices=("released", "fp32"), default="released")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--cuda-graph", action="store_true", help="replay decode steps as a graph")
     options = parser.parse_args(list(argv))
     torch.set_num_threads(1)
     try:
-        device = CudaDevice(is_guarded=False).torch_device if options.device == "cuda" else None
+        if options.cuda_graph and options.device != "cuda":
+            raise ConfigError("--cuda-graph: only with --device cuda")
+        cuda = CudaDevice(is_guarded=False) if options.device == "cuda" else None
         config = load_model_config(options.model_path)
         cases = read_cases(options.input, config)
         draft = any(case.draft or "dspark_main_hidden" in case.capture for case in cases)
         runner = CaseRunner(
-            options.model_path, config, options.numerics, draft=draft, device=device
+            options.model_path,
+            config,
+            options.numerics,
+            draft=draft,
+            device=None if cuda is None else cuda.torch_device,
+            graph_device=cuda if options.cuda_graph else None,
         )
         tensors = engram_tensors(options.model_path, config)
         for case in cases:

@@ -18,15 +18,15 @@ from dsserve.engram.placement import EngramOptions
 from dsserve.errors import ConfigError
 from dsserve.worker.base import (
     NUM_BUFFER_SETS,
-    PHASE_DECODE,
     AdmittedRequest,
     PlanBuffers,
     Progress,
     StepHandle,
     allocate_plan_buffers,
 )
-from dsserve.worker.batch import NUM_REQUESTS, NUM_ROWS, PHASE, PlanView
+from dsserve.worker.batch import PlanView
 from dsserve.worker.cuda_device import CudaDevice
+from dsserve.worker.cuda_graphs import MAX_TOKENS, DecodeGraphs, decode_buckets, padding_plan
 from dsserve.worker.cuda_sampler import DeviceSampler
 from dsserve.worker.cuda_staging import StagingRing
 from dsserve.worker.cuda_step import CudaStep, DeviceClock
@@ -40,8 +40,12 @@ if TYPE_CHECKING:
 
     from dsserve.protocol.engine import EngineConfig
     from dsserve.worker.cuda_device import Device
+    from dsserve.worker.cuda_graphs import Bucket
 
 logger = logging.getLogger(__name__)
+
+#: Requests of the largest graph unless a flag says otherwise.
+DEFAULT_GRAPH_REQUESTS = 32
 
 
 class CudaWorker:
@@ -53,14 +57,16 @@ class CudaWorker:
         runner: Runner,
         sampler: DeviceSampler,
         buffers: list[PlanBuffers],
+        buckets: Sequence[Bucket] = (),
     ) -> None:
-        """Allocate the buffers of the steps in flight.
+        """Allocate the buffers of the steps in flight, capture graphs.
 
         Args:
             device: Where the runner's weights and pools are.
             runner: The model.
             sampler: Draws on the device.
             buffers: Sets of plan arrays.
+            buckets: Shapes of decode steps that are captured as graphs.
         """
         self._device, self._runner, self._sampler = device, runner, sampler
         self._buffers = buffers
@@ -70,6 +76,7 @@ class CudaWorker:
             device.pinned(most * 2 * 8).view(torch.int64).view(most, 2) for _ in buffers
         ]
         self._clock = DeviceClock()
+        self._graphs = DecodeGraphs(device, runner, self._staging, buckets)
         self._warm_up()
 
     def buffer_sets(self) -> list[PlanBuffers]:
@@ -84,6 +91,11 @@ class CudaWorker:
         """Build the batch, copy it, and put the forward, the draw and the copy of its result on the stream."""
         with torch.inference_mode(), self._device.launching():
             return self._launch(PlanView.of(self._buffers[set_index]), self._results[set_index])
+
+    @property
+    def num_replays(self) -> int:
+        """Steps that ran as graphs."""
+        return self._graphs.num_replays
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Forget the sampling state of ended requests."""
@@ -100,17 +112,22 @@ class CudaWorker:
 
     def _launch(self, plan: PlanView, result: Tensor) -> CudaStep:
         started, finished = self._device.event(), self._device.event()
-        batch = self._runner.prepare(plan)
         rows = self._sampler.rows_of(plan.request_id[plan.samples])
         ends = (plan.start_position + np.diff(plan.cu_seqlens))[plan.samples]
         inputs = self._sampler.inputs(rows, ends)
-        started.record()
-        placed, placed_inputs = self._staging.upload((batch, inputs))
-        logits = self._runner.forward(placed)
+        bucket = self._graphs.bucket_of(plan)
+        if bucket is None:
+            batch = self._runner.prepare(plan)
+            started.record()
+            placed, placed_inputs = self._staging.upload((batch, inputs))
+            logits, store = self._runner.forward(placed), placed.sample_store
+        else:
+            started.record()
+            logits, store, placed_inputs = self._graphs.run(plan, bucket, inputs)
         drawn = result[: len(rows)]
         if rows:
             ids, broken = self._sampler.draw_placed(logits, rows, placed_inputs)
-            self._runner.keep_sampled(placed, ids)
+            self._runner.pools.token_ring[store] = ids
             drawn.copy_(torch.stack((ids, broken.long()), dim=1), non_blocking=True)
         finished.record()
         return CudaStep(plan.step_id, plan.samples, drawn, started, finished, self._clock)
@@ -120,19 +137,11 @@ class CudaWorker:
         self._device.synchronize()
         with torch.inference_mode(), self._device.launching(is_setup=True):
             place_tables(self._device.torch_device)
-            batch = self._runner.prepare(PlanView.of(padding_plan()))
+            padding = PlanView.of(padding_plan())
+            batch = self._runner.prepare(padding)
             self._runner.forward(self._staging.upload(batch)).argmax(1)
+            self._graphs.capture(padding)
         self._device.synchronize()
-
-
-def padding_plan() -> PlanBuffers:
-    """A decode step of one row of the padding slot, which may always run."""
-    plan = allocate_plan_buffers({"requests": 1, "rows": 1, "deltas": 1, "slots": 1})
-    plan["header"][PHASE] = PHASE_DECODE
-    plan["header"][NUM_REQUESTS] = plan["header"][NUM_ROWS] = 1
-    plan["cu_seqlens"][1] = plan["tail_len"][0] = plan["samples"][0] = 1
-    plan["history_ids"][:] = -2
-    return plan
 
 
 def build_worker(
@@ -178,7 +187,8 @@ def build_worker(
     gc.collect()
     gc.freeze()
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
-    worker = CudaWorker(device, runner, sampler, buffers)
+    buckets = _buckets(server, capacity["requests"], context_length)
+    worker = CudaWorker(device, runner, sampler, buffers, buckets)
     logger.info(
         "device %s: %s, plain torch operators; guard against waiting %s",
         device.torch_device,
@@ -186,6 +196,14 @@ def build_worker(
         "on" if has_sync_guard() else "off",
     )
     return worker
+
+
+def _buckets(server: ServerConfig, max_requests: int, context_length: int) -> list[Bucket]:
+    """What `--cuda-graph-max-bs` asks for."""
+    if server.disable_cuda_graph:
+        return []
+    most = min(server.cuda_graph_max_bs or DEFAULT_GRAPH_REQUESTS, max_requests)
+    return decode_buckets(max_requests=most, num_tokens=min(context_length, MAX_TOKENS))
 
 
 def _engram_options(server: ServerConfig) -> EngramOptions:

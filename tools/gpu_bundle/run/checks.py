@@ -99,15 +99,8 @@ class Check:
 def golden(name: str, level: str, extra: str = "") -> Check:
     """check_golden.py through `--device cuda`."""
     command: tuple[str, ...] = ("{python}", "{work}/checker/check_golden.py")
-    command += ("--dsserve", "{bin}/dsserve")
-    command += (
-        "--ckpt",
-        f"{{{name}}}",
-        "--level",
-        level,
-        "--extra",
-        f"--device cuda {extra}".strip(),
-    )
+    command += ("--dsserve", "{bin}/dsserve", "--ckpt", f"{{{name}}}", "--level", level)
+    command += (f"--extra=--device cuda {extra}".strip(),)
     suffix = ".graph" if "graph" in extra else ""
     return Check(f"golden.{name}.{level}{suffix}", command)
 
@@ -151,9 +144,18 @@ CHECKS = (
     golden("v41-tiny-a", "released"),
     golden("geom", "fp32"),
     golden("geom", "released"),
+    golden("v41-tiny-a", "fp32", "--cuda-graph"),
+    golden("v41-tiny-a", "released", "--cuda-graph"),
+    golden("geom", "fp32", "--cuda-graph"),
+    golden("geom", "released", "--cuda-graph"),
     Check("embedded", ("{python}", "{bundle}/embedded_check.py", "{work}/model", "{bin}/dsserve")),
+    Check(
+        "embedded.graph",
+        ("{python}", "{bundle}/embedded_check.py", "{work}/model", "{bin}/dsserve", "--cuda-graph"),
+    ),
     server("overlap", guard=True),
     server("plain", "--disable-overlap-schedule", port=31010),
+    server("eager", "--disable-cuda-graph", guard=True, port=31020),
 )
 
 

@@ -14,12 +14,12 @@ class OperationsOptions:
     cuda_graph_max_bs: int | None = option(
         None,
         "Largest batch of a CUDA graph.",
-        since=6,
+        since=3,
         kind=Kind.INT,
         minimum=1,
-        default_text="auto: 256",
+        default_text="auto: 32",
     )
-    disable_cuda_graph: bool = switch("Capture no CUDA graphs.", since=6)
+    disable_cuda_graph: bool = switch("Capture no CUDA graphs.", since=3)
     cuda_graph_backend_prefill: str = option(
         "breakable",
         "CUDA graphs of prefill steps.",
