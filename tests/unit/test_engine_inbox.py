@@ -84,6 +84,33 @@ def test_wrong_script_is_refused(params):
     assert len(live) == 0
 
 
+def test_scheduler_and_worker_learn_what_a_request_wants_of_drafts():
+    live = LiveRequests(has_scripts=False, draft_len=4)
+    spec = live.add(request(draft_len=2, custom_params={"simulate_accept_len": 3.25}))
+    assert spec["draft_len"] == 2
+    [admitted] = live.admit([1])
+    assert (admitted.draft_len, admitted.simulated_len) == (2, 3.25)
+    assert "draft_len" not in live.add(request(2))
+    [admitted] = live.admit([2])
+    assert (admitted.draft_len, admitted.simulated_len) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("params", "draft_len"),
+    [
+        ({"simulate_accept_len": 5.5}, 4),
+        ({"simulate_accept_len": 0.5}, 4),
+        ({"simulate_accept_len": 1}, 0),
+        ({"script": {"ids": [1]}}, 4),
+    ],
+)
+def test_what_this_server_cannot_do_is_refused(params, draft_len):
+    live = LiveRequests(has_scripts=False, draft_len=draft_len)
+    with pytest.raises(InvalidRequest, match="custom_params"):
+        live.add(request(custom_params=params))
+    assert len(live) == 0
+
+
 def test_wire_request_with_every_field_becomes_a_spec():
     spec = LiveRequests(has_scripts=False).add(
         request(
