@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+import pytest
+
 from dsserve.cli import doctor
 from dsserve.cli.doctor import Finding, Verdict, check_cache_folder, check_extension, check_port
 from dsserve.cli.main import main
@@ -43,6 +45,26 @@ def test_a_missing_package_is_a_failure(monkeypatch):
     verdicts = {each.name: each.verdict for each in doctor.check_packages()}
     assert verdicts["torch"] is Verdict.FAILED
     assert verdicts["llguidance"] is Verdict.NOTE
+
+
+@pytest.mark.parametrize(
+    ("probe", "verdict", "said"),
+    [
+        ("print('ok')", Verdict.OK, "works"),
+        ("print('torch 9 sees no device')", Verdict.WARNING, "torch 9 sees no device"),
+        ("raise SystemExit('no driver')", Verdict.WARNING, "no driver"),
+    ],
+)
+def test_a_gpu_is_reported_with_what_torch_says_of_it(monkeypatch, tmp_path, probe, verdict, said):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Some card, 999.1, 9.0, 1 MiB'\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: str(program))
+    monkeypatch.setattr(doctor, "_TORCH_PROBE", probe)
+    finding = doctor.check_gpu()
+    assert finding.verdict is verdict
+    assert "Some card" in finding.detail
+    assert said in finding.detail
 
 
 def test_the_exit_code_tells_whether_something_needed_is_missing(monkeypatch, capsys):

@@ -43,6 +43,15 @@ _LEAST_MEMORY_BYTES = 4 * 1024**3
 _LEAST_SHM_BYTES = 64 * 1024**2
 _LEAST_OPEN_FILES = 1024
 _COMMAND_TIMEOUT_S = 20
+_TORCH_TIMEOUT_S = 120
+#: Prints `ok` as its last line if a kernel runs.
+_TORCH_PROBE = """
+import torch
+if not torch.cuda.is_available():
+    print(f"torch {torch.__version__} (CUDA {torch.version.cuda}) sees no device")
+else:
+    print("ok" if int(torch.ones(2, device="cuda").sum()) == 2 else "wrong sum")
+"""
 
 
 class Verdict(Enum):
@@ -200,7 +209,7 @@ def check_cache_folder() -> Finding:
 
 
 def check_gpu() -> Finding:
-    """GPUs that the driver shows; this version runs on the CPU whatever it says."""
+    """GPUs that the driver shows, and whether torch can use them (`--device cuda`)."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return Finding("gpu", Verdict.NOTE, "no nvidia-smi; the CPU is used")
@@ -220,7 +229,28 @@ def check_gpu() -> Finding:
             "gpu", Verdict.WARNING, f"nvidia-smi: {result.stdout.strip() or result.stderr.strip()}"
         )
     cards = "; ".join(result.stdout.strip().splitlines())
-    return Finding("gpu", Verdict.NOTE, f"{cards} (not used by this version)")
+    problem = torch_problem()
+    if problem:
+        return Finding("gpu", Verdict.WARNING, f"{cards}; --device cuda does not work: {problem}")
+    return Finding("gpu", Verdict.OK, f"{cards}; --device cuda works")
+
+
+def torch_problem() -> str:
+    """Why torch cannot use a CUDA device; empty if it can. Asked in a process of its own: this one has no torch."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", _TORCH_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = result.stdout.strip().splitlines() or result.stderr.strip().splitlines()
+    if result.returncode == 0 and lines and lines[-1] == "ok":
+        return ""
+    return lines[-1] if lines else f"exit code {result.returncode}"
 
 
 def check_golden_data() -> Finding:
