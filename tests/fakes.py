@@ -68,6 +68,7 @@ class StubScheduler:
         self.num_steps = num_steps
         self.events = events
         self.planned = 0
+        self.plan_times_us: list[int] = []
         self.applied = 0
         self.request_id = 0
         self.aborted: list[int] = []
@@ -97,6 +98,7 @@ class StubScheduler:
         if not self.request_id or self.planned == self.num_steps:
             return None
         self.planned += 1
+        self.plan_times_us.append(now_us)
         self.events.append(f"plan {self.planned} in set {set_index}")
         return StubSummary(self.planned, [self.request_id] if self.planned == 1 else [])
 

@@ -116,6 +116,20 @@ def test_every_submission_is_answered_and_ends_once():
     assert ends == [wire.FinishCode.LENGTH]
 
 
+def test_deadlines_are_judged_by_the_time_at_which_the_pass_began():
+    bench = Bench(num_steps=3)
+    began_us = []
+    handle = bench.loop._control.abort_overdue
+
+    def abort_overdue(now_s):
+        began_us.append(int(now_s * 1e6))
+        handle(now_s)
+
+    bench.loop._control.abort_overdue = abort_overdue
+    bench.run()
+    assert bench.scheduler.plan_times_us == began_us[:3]
+
+
 def test_a_long_prompt_is_handed_over_in_parts_one_a_pass():
     ids = wire.pack_u32(range(2 * TOKENS_A_PASS + 5))
     long = request(2, token_ids=ids)
