@@ -28,6 +28,11 @@ impl<'a> Bytes<'a> {
         usize::from(self.byte()) % end
     }
 
+    /// True for one byte in `count`, which is at most 256; false when the bytes are used up.
+    pub fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == count - 1
+    }
+
     /// A number of 16 bits.
     pub fn short(&mut self) -> u16 {
         u16::from_le_bytes([self.byte(), self.byte()])

@@ -9,6 +9,12 @@ pub mod radix_ops;
 pub mod scheduler_events;
 pub mod stream_decode;
 
+/// The models that the crates' property tests compare with.
+#[path = "../../radix_cache/tests/common/mod.rs"]
+pub mod radix_model;
+#[path = "../../scheduler/tests/common/mod.rs"]
+pub mod scheduler_model;
+
 /// A target by its name.
 pub type Target = (&'static str, fn(&[u8]));
 

@@ -1,126 +1,141 @@
-//! Operations of the radix cache against a plain list of what was inserted.
+//! Operations of the radix cache against the flat dictionary of the crate's own property tests.
 
 use crate::bytes::Bytes;
-use dsserve_radix_cache::{CacheConfig, Namespace, RadixCache, Receipt};
+use crate::radix_model::harness::{Harness, Op, Setup};
+use dsserve_radix_cache::EvictionPolicy;
 
-const NUM_PAGES: u32 = 24;
-const MAX_TOKENS: usize = 40;
+const POLICIES: [EvictionPolicy; 6] = [
+    EvictionPolicy::Lru,
+    EvictionPolicy::Lfu,
+    EvictionPolicy::Slru,
+    EvictionPolicy::Fifo,
+    EvictionPolicy::Priority,
+    EvictionPolicy::Cost,
+];
+/// The model compares everything, which takes longer the more there is.
+const MAX_OPS: usize = 400;
+/// Places, matches and receipts that the model remembers.
+const MAX_KNOWN: usize = 24;
 
-/// Inserts, matches, locks, evicts and flushes; the invariants must hold after each.
+/// Runs operations on any cache; after each the invariants must hold and the counts must agree.
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes::new(data);
-    let page_size = 1 << bytes.below(4);
-    let mut cache = RadixCache::new(CacheConfig::new(page_size, NUM_PAGES)).expect("valid");
-    let namespaces = [
-        Namespace::default(),
-        Namespace {
-            extra_key: Some(String::new()),
-            ..Namespace::default()
+    let mut harness = Harness::new(&setup(&mut bytes));
+    for step in 0..MAX_OPS {
+        if bytes.is_empty() {
+            break;
+        }
+        harness.run(&op(&mut bytes));
+        harness.cache.check_invariants().expect("invariants");
+        if step % 8 == 7 {
+            harness.compare_all();
+        }
+    }
+    harness.compare_all();
+    harness.finish();
+}
+
+fn setup(bytes: &mut Bytes<'_>) -> Setup {
+    Setup {
+        page_size: 1 << bytes.below(5),
+        num_pages: 6 + u32::from(bytes.byte() % 66),
+        policy: POLICIES[bytes.below(POLICIES.len())],
+        components: (0..bytes.below(3)).map(|_| component(bytes)).collect(),
+        replay_len: [0, 0, 1, 8][bytes.below(4)],
+        events: bytes.one_in(2),
+    }
+}
+
+/// Window, tokens a page, number of pages.
+fn component(bytes: &mut Bytes<'_>) -> (u32, u32, u32) {
+    let window = match bytes.byte() {
+        255 => u32::MAX,
+        other => 1 + u32::from(other % 24),
+    };
+    (
+        window,
+        1 << bytes.below(5),
+        2 + u32::from(bytes.byte() % 78),
+    )
+}
+
+fn op(bytes: &mut Bytes<'_>) -> Op {
+    match bytes.below(18) {
+        0..=2 => Op::Match {
+            namespace: namespace(bytes),
+            key: key(bytes, 14),
+            extra: bytes.below(16),
         },
-    ];
-    let mut receipts: Vec<(Receipt, usize, Vec<u32>)> = Vec::new();
-    let mut inserted: Vec<(usize, Vec<u32>)> = Vec::new();
-    while !bytes.is_empty() {
-        let space = bytes.below(2);
-        match bytes.below(6) {
-            0 | 1 => {
-                let tokens = whole_pages(tokens(&mut bytes, &inserted), page_size);
-                insert(&mut cache, &namespaces[space], &tokens);
-                inserted.push((space, tokens));
-            }
-            2 => {
-                let tokens = tokens(&mut bytes, &inserted);
-                let dry = cache.match_dry_run(&namespaces[space], &tokens);
-                let found = cache.match_prefix(&namespaces[space], &tokens);
-                assert_eq!(found.cached_len, dry);
-                assert_eq!(found.cached_len, page_size * len(&found.pages));
-                let head = &tokens[..found.cached_len as usize];
-                assert!(
-                    head.is_empty() || is_known(&inserted, space, head),
-                    "a match of what was never inserted"
-                );
-                if bytes.below(2) == 0 && !head.is_empty() {
-                    let receipt = cache.lock(found.node).expect("just matched");
-                    receipts.push((receipt, space, head.to_vec()));
-                }
-            }
-            3 => {
-                if !receipts.is_empty() {
-                    let index = bytes.below(receipts.len().min(256));
-                    let (receipt, ..) = receipts.swap_remove(index);
-                    cache.unlock(receipt);
-                }
-            }
-            4 => {
-                let before = cache.num_free();
-                let freed = cache.evict(u32::from(bytes.byte() % 32));
-                assert_eq!(cache.num_free(), before + freed);
-            }
-            _ => {
-                let result = cache.flush();
-                assert_eq!(result.is_err(), !receipts.is_empty());
-            }
-        }
-        for (_, space, tokens) in &receipts {
-            let cached = cache.match_dry_run(&namespaces[*space], tokens);
-            assert_eq!(cached, len(tokens), "a locked prefix is gone");
-        }
-        let sum = cache.num_free() + cache.num_evictable() + cache.num_locked() + cache.num_held();
-        assert_eq!(sum, cache.num_pages());
-        cache.check_invariants().expect("invariants");
+        3 => Op::LookUp {
+            namespace: namespace(bytes),
+            key: key(bytes, 6),
+            known: bytes.below(MAX_KNOWN),
+        },
+        4 => Op::CountHit {
+            place: bytes.below(MAX_KNOWN),
+        },
+        5..=7 => Op::Insert {
+            namespace: namespace(bytes),
+            key: key(bytes, 14),
+            keep: bytes.one_in(2),
+            tail: tail(bytes),
+            priority: i32::from(bytes.byte() % 3) - 1,
+        },
+        8 => Op::InsertAt {
+            place: bytes.below(MAX_KNOWN),
+            key: key(bytes, 6),
+            keep: bytes.one_in(2),
+            tail: tail(bytes),
+        },
+        9 => Op::Lock {
+            place: bytes.below(MAX_KNOWN),
+        },
+        10 => Op::Unlock {
+            receipt: bytes.below(MAX_KNOWN),
+        },
+        11 => Op::ReleaseWindow {
+            receipt: bytes.below(MAX_KNOWN),
+        },
+        12 => Op::Evict {
+            count: u32::from(bytes.byte() % 12),
+        },
+        13 => Op::EvictTails {
+            component: bytes.below(2),
+            count: u32::from(bytes.byte() % 8),
+        },
+        14 => Op::Free {
+            count: bytes.below(12),
+        },
+        15 => Op::Copy {
+            place: bytes.below(MAX_KNOWN),
+            medium: bytes.below(3),
+            is_stored: bytes.one_in(2),
+        },
+        16 => Op::Wrong {
+            page: u32::from(bytes.byte() % 80),
+        },
+        _ if bytes.one_in(16) => Op::Retire,
+        _ => Op::Flush,
     }
-    for (receipt, ..) in receipts {
-        cache.unlock(receipt);
-    }
-    cache.flush().expect("nothing is locked");
-    assert_eq!(cache.num_free(), NUM_PAGES);
-    cache.check_invariants().expect("invariants at the end");
 }
 
-/// Allocates pages, making room, and gives back what the tree did not take.
-fn insert(cache: &mut RadixCache, namespace: &Namespace, tokens: &[u32]) {
-    let num_pages = len(tokens) / cache.config().page_size;
-    let mut pages = Vec::new();
-    if cache.num_free() < num_pages {
-        cache.evict(num_pages - cache.num_free());
-    }
-    if !cache.allocate(num_pages, &mut pages) {
-        return;
-    }
-    let done = cache
-        .insert(namespace, tokens, &pages)
-        .expect("whole pages of ours");
-    assert!(done.reused_len as usize <= tokens.len());
-    for replaced in &done.replaced {
-        assert_eq!(pages[replaced.page_index as usize], replaced.own);
-        cache.free(&[replaced.own]);
-    }
-    assert_eq!(cache.match_dry_run(namespace, tokens), len(tokens));
+/// Mostly the same one.
+fn namespace(bytes: &mut Bytes<'_>) -> usize {
+    bytes.below(10).saturating_sub(5)
 }
 
-/// New tokens of a small alphabet, often after the beginning of some that were inserted.
-fn tokens(bytes: &mut Bytes<'_>, inserted: &[(usize, Vec<u32>)]) -> Vec<u32> {
-    let mut tokens = Vec::new();
-    if !inserted.is_empty() && bytes.below(3) > 0 {
-        let (_, known) = &inserted[usize::from(bytes.short()) % inserted.len()];
-        tokens.extend_from_slice(&known[..bytes.below(MAX_TOKENS + 1).min(known.len())]);
+/// A page a symbol; mostly the same symbol, so that keys share prefixes and leave them inside nodes.
+fn key(bytes: &mut Bytes<'_>, max_pages: usize) -> Vec<u8> {
+    let len = bytes.below(max_pages + 1);
+    let symbols = bytes.take(len).iter();
+    symbols.map(|byte| (byte % 8).saturating_sub(4)).collect()
+}
+
+/// Exactly the window, or any number of pages.
+fn tail(bytes: &mut Bytes<'_>) -> u8 {
+    if bytes.one_in(4) {
+        bytes.byte()
+    } else {
+        255
     }
-    let num_new = bytes.below(MAX_TOKENS + 1).min(MAX_TOKENS - tokens.len());
-    tokens.extend(bytes.take(num_new).iter().map(|byte| u32::from(byte % 3)));
-    tokens
-}
-
-fn whole_pages(mut tokens: Vec<u32>, page_size: u32) -> Vec<u32> {
-    tokens.truncate(tokens.len() / page_size as usize * page_size as usize);
-    tokens
-}
-
-fn is_known(inserted: &[(usize, Vec<u32>)], space: usize, head: &[u32]) -> bool {
-    inserted
-        .iter()
-        .any(|(other, tokens)| *other == space && tokens.starts_with(head))
-}
-
-fn len<T>(items: &[T]) -> u32 {
-    u32::try_from(items.len()).expect("small")
 }

@@ -1,179 +1,188 @@
-//! Events of the scheduler in any order: submits, plans, results, aborts, stops, flushes.
+//! Events of the scheduler in any order, under any configuration, against the fake device and the
+//! oracle of the crate's own property tests: they check invariants, plans, every row that a step reads
+//! and every output, after each event.
 
 use crate::bytes::Bytes;
+use crate::scheduler_model::{self as model, harness::Harness};
 use dsserve_scheduler::{
-    FinishCode, RequestSpec, Scheduler, SchedulerConfig, StepOutputs, STATUS_NAN, STATUS_OK,
+    EvictionPolicy, Namespace, Policy, PriorityConfig, RequestSpec, RetractionPolicy,
+    SchedulerConfig,
 };
-use std::collections::{BTreeMap, VecDeque};
 
-const VOCAB_SIZE: u32 = 16;
-const EOS: u32 = 1;
+const POLICIES: [Policy; 7] = [
+    Policy::Fcfs,
+    Policy::Lpm,
+    Policy::DfsWeight,
+    Policy::Hrrn,
+    Policy::ShortestPrefillFirst,
+    Policy::Lof,
+    Policy::Random,
+];
+const EVICTION: [EvictionPolicy; 6] = [
+    EvictionPolicy::Lru,
+    EvictionPolicy::Lfu,
+    EvictionPolicy::Slru,
+    EvictionPolicy::Fifo,
+    EvictionPolicy::Priority,
+    EvictionPolicy::Cost,
+];
+const RETRACTION: [RetractionPolicy; 3] = [
+    RetractionPolicy::Length,
+    RetractionPolicy::Priority,
+    RetractionPolicy::Cost,
+];
+const MAX_EVENTS: usize = 300;
 
-/// Runs events; the invariants must hold after each, and every request must end exactly once.
+/// Runs events; in the end every request must have ended as it does alone, and nothing may be left.
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes::new(data);
     let config = config(&mut bytes);
-    let Ok(scheduler) = Scheduler::new(config) else {
+    if config.validate().is_err() {
         return;
-    };
-    let mut machine = Machine {
-        scheduler,
-        in_flight: VecDeque::new(),
-        is_open: BTreeMap::new(),
-        next_id: 1,
-        now_us: 0,
-    };
-    while !bytes.is_empty() {
-        machine.now_us += u64::from(bytes.byte());
-        match bytes.below(8) {
-            0 | 1 => machine.submit(&mut bytes),
-            2 | 3 => machine.plan(),
-            4 | 5 => machine.apply(&mut bytes),
-            6 => machine.end(&mut bytes),
-            _ => {
-                if machine.scheduler.flush().is_ok() {
-                    machine.take();
-                }
-            }
-        }
-        machine.scheduler.check_invariants().expect("invariants");
     }
-    machine.drain();
+    let mut harness = Harness::new(&config);
+    harness.device.accepts_all = bytes.one_in(4);
+    let drain_depth = (1 + bytes.below(2)).min(config.max_steps_in_flight as usize);
+    let mut next_id = 1;
+    for _ in 0..MAX_EVENTS {
+        if bytes.is_empty() {
+            break;
+        }
+        event(&mut harness, &mut bytes, &mut next_id);
+        harness.scheduler.check_invariants().expect("invariants");
+    }
+    harness.drain(drain_depth);
+    harness.check_end();
 }
 
 fn config(bytes: &mut Bytes<'_>) -> SchedulerConfig {
+    let page_size = 2 << bytes.below(4);
+    let window = [4, 8, 12, 16][bytes.below(4)];
+    let max_running_requests = 1 + u32::from(bytes.byte() % 6);
+    let mixed_chunk = bytes.one_in(2);
+    let mixed_rows = if mixed_chunk { max_running_requests } else { 0 };
+    let chunk = window + page_size * (1 + u32::from(bytes.byte() % 4)) + mixed_rows;
     SchedulerConfig {
-        page_size: 4 << bytes.below(2),
-        num_pages: 12 + u32::from(bytes.byte() % 24),
-        max_running_requests: 1 + u32::from(bytes.byte() % 4),
-        max_queued_requests: (bytes.below(2) == 0).then_some(4),
-        chunked_prefill_size: [-1, 8, 16][bytes.below(3)],
-        context_length: 64,
-        window: 4,
-        vocab_size: VOCAB_SIZE,
-        encoder_replay: bytes.below(2) == 0,
-        decoder_replay: bytes.below(2) == 0,
-        radix_cache: bytes.below(4) > 0,
-        mixed_chunk: bytes.below(2) == 0,
-        eos_token_ids: vec![EOS],
-        ..SchedulerConfig::default()
-    }
-}
-
-struct Machine {
-    scheduler: Scheduler,
-    /// Launched and not applied: step, and for each row whether it samples.
-    in_flight: VecDeque<(u64, Vec<bool>)>,
-    /// Accepted requests; whether each has not ended.
-    is_open: BTreeMap<u64, bool>,
-    next_id: u64,
-    now_us: u64,
-}
-
-impl Machine {
-    fn submit(&mut self, bytes: &mut Bytes<'_>) {
-        let prompt_len = 1 + bytes.below(40);
-        let seed = bytes.byte();
-        let spec = RequestSpec {
-            request_id: self.next_id,
-            // Few different prompts, so that prefixes are shared.
-            token_ids: (0..prompt_len)
-                .map(|at| 2 + (u32::from(seed % 3) + at as u32 / 7) % (VOCAB_SIZE - 2))
-                .collect(),
-            max_new_tokens: u32::from(bytes.byte() % 24),
-            ignore_eos: bytes.below(4) == 0,
-            arrival_us: self.now_us,
-            deadline_us: (bytes.below(8) == 0).then_some(self.now_us + u64::from(bytes.byte())),
-            ..RequestSpec::default()
-        };
-        self.next_id += 1;
-        let request_id = spec.request_id;
-        if self.scheduler.submit(vec![spec]).is_empty() {
-            self.is_open.insert(request_id, true);
-        }
-        self.take();
-    }
-
-    fn plan(&mut self) {
-        if self.scheduler.steps_in_flight() >= 2 {
-            return;
-        }
-        let plan = self
-            .scheduler
-            .next_plan(self.now_us)
-            .expect("room for a step");
-        if let Some(plan) = plan {
-            let rows = plan.samples.iter().map(|&samples| samples != 0).collect();
-            self.in_flight.push_back((plan.step_id, rows));
-        }
-        self.take();
-    }
-
-    fn apply(&mut self, bytes: &mut Bytes<'_>) {
-        let Some((step_id, rows)) = self.in_flight.pop_front() else {
-            return;
-        };
-        let mut ids = Vec::new();
-        let mut status = Vec::new();
-        for samples in rows {
-            let is_nan = samples && bytes.byte() == 255;
-            status.push(if is_nan { STATUS_NAN } else { STATUS_OK });
-            ids.push(if samples {
-                i32::from(bytes.byte() % 16)
-            } else {
-                -1
-            });
-        }
-        let outputs = self.scheduler.apply(step_id, &ids, &status, self.now_us);
-        self.note(&outputs.expect("results of the oldest step"));
-        self.take();
-    }
-
-    /// Aborts or finishes some request, known or not, ended or not.
-    fn end(&mut self, bytes: &mut Bytes<'_>) {
-        let request_id = u64::from(bytes.byte()) % (self.next_id + 1);
-        if bytes.below(2) == 0 {
-            self.scheduler.abort(&[request_id]).expect("any id");
+        page_size,
+        window,
+        num_pages: (80 + 2 * u32::from(bytes.byte())) / page_size,
+        max_running_requests,
+        max_queued_requests: bytes.one_in(4).then_some(4),
+        chunked_prefill_size: if bytes.one_in(8) {
+            -1
         } else {
-            let kept = u32::from(bytes.byte() % 8);
-            self.scheduler.finish(request_id, kept).expect("any id");
-        }
-        self.take();
+            i64::from(chunk)
+        },
+        max_prefill_tokens: 1 + u32::from(bytes.byte() % 80),
+        prefill_max_requests: bytes.one_in(4).then(|| 1 + u32::from(bytes.byte() % 3)),
+        prefill_max_defer: u32::from(bytes.byte() % 4),
+        auto_truncate: false,
+        encoder_replay: !bytes.one_in(4),
+        decoder_replay: !bytes.one_in(4),
+        radix_cache: !bytes.one_in(8),
+        eviction_policy: EVICTION[bytes.below(EVICTION.len())],
+        policy: POLICIES[bytes.below(POLICIES.len())],
+        policy_seed: u64::from(bytes.byte()),
+        max_overtake: 1 + u32::from(bytes.byte() % 5),
+        inbatch_prefix_hold: u32::from(bytes.byte() % 4),
+        priority: PriorityConfig {
+            enabled: bytes.one_in(2),
+            low_values_first: bytes.one_in(2),
+            preemption: !bytes.one_in(4),
+            preemption_threshold: u32::from(bytes.byte() % 20),
+            refuse_when_disabled: bytes.one_in(8),
+        },
+        fair: bytes.one_in(2),
+        waiting_timeout_us: timeout(bytes),
+        running_timeout_us: timeout(bytes),
+        retraction_policy: RETRACTION[bytes.below(RETRACTION.len())],
+        mixed_chunk,
+        prefill_decode_interval: u32::from(bytes.byte() % 3),
+        overlap_prefills: !bytes.one_in(4),
+        conservativeness: [0.0, 0.0, 0.3, 2.0][bytes.below(4)],
+        max_steps_in_flight: 2 - u32::from(bytes.one_in(8)),
+        draft_len: [0, 0, 1, 2, 3, 5][bytes.below(6)],
+        ..model::config()
     }
+}
 
-    fn take(&mut self) {
-        let outputs = self.scheduler.take_outputs();
-        self.note(&outputs);
-    }
+fn timeout(bytes: &mut Bytes<'_>) -> Option<u64> {
+    bytes
+        .one_in(8)
+        .then(|| 1 + u64::from(bytes.short() % 3_000))
+}
 
-    fn note(&mut self, outputs: &StepOutputs) {
-        for (request_id, code) in outputs.request_ids.iter().zip(&outputs.finish_codes) {
-            let open = self.is_open.get_mut(request_id);
-            let open = open.expect("an output of a request that was never accepted");
-            assert!(*open, "an output after the end of request {request_id}");
-            *open = *code == FinishCode::None;
+fn event(harness: &mut Harness, bytes: &mut Bytes<'_>, next_id: &mut u64) {
+    let may_launch = harness.scheduler.steps_in_flight()
+        < harness.scheduler.config().max_steps_in_flight as usize;
+    match bytes.below(16) {
+        0..=3 => {
+            let spec = spec(harness, bytes, next_id);
+            harness.submit(spec);
         }
+        4..=7 if may_launch => {
+            harness.launch();
+        }
+        4..=10 => {
+            harness.apply();
+        }
+        11 => {
+            let id = any_id(harness, bytes);
+            harness.abort(id);
+        }
+        12 => {
+            let id = any_id(harness, bytes);
+            harness.finish(id, u32::from(bytes.byte() % 20));
+        }
+        13 => {
+            let id = any_id(harness, bytes);
+            harness.poison(id);
+        }
+        14 => {
+            // Refused while anything holds pages, which changes nothing.
+            let _ = harness.scheduler.flush();
+        }
+        _ => harness.now_us += u64::from(bytes.byte()),
     }
+}
 
-    /// Lets everything run to its end.
-    fn drain(&mut self) {
-        let zeros = [0u8; 0];
-        for _ in 0..20_000 {
-            if !self.scheduler.has_work() && self.in_flight.is_empty() {
-                break;
-            }
-            self.now_us += 1_000;
-            self.plan();
-            self.apply(&mut Bytes::new(&zeros));
-        }
-        assert!(!self.scheduler.has_work(), "requests are stuck");
-        assert!(
-            self.is_open.values().all(|open| !open),
-            "a request never ended"
-        );
-        self.scheduler
-            .check_invariants()
-            .expect("invariants at the end");
-        self.scheduler.flush().expect("nothing holds pages");
+/// A request that shares prefixes with others; now and then one that must be refused.
+fn spec(harness: &Harness, bytes: &mut Bytes<'_>, next_id: &mut u64) -> RequestSpec {
+    let mut token_ids = model::prompt(u32::from(bytes.byte() % 3), u32::from(bytes.byte() % 90));
+    let own = u32::from(bytes.byte() % 3);
+    token_ids.extend(model::prompt(7 + own, own));
+    if bytes.one_in(64) {
+        token_ids.push(model::VOCAB);
     }
+    let max_new_tokens = u32::from(bytes.byte() % 80);
+    let twice = bytes.one_in(32).then(|| any_id(harness, bytes));
+    let request_id = twice.filter(|&id| id > 0).unwrap_or(*next_id);
+    *next_id += u64::from(request_id == *next_id);
+    RequestSpec {
+        min_new_tokens: u32::from(bytes.byte() % 6),
+        ignore_eos: bytes.one_in(2),
+        stop_token_ids: (0..bytes.below(3))
+            .map(|_| 1 + u32::from(bytes.byte()) % 39)
+            .collect(),
+        priority: (!bytes.one_in(3)).then(|| i32::from(bytes.byte() % 40) - 9),
+        tenant: u64::from(bytes.byte() % 3),
+        deadline_us: bytes
+            .one_in(8)
+            .then(|| harness.now_us + u64::from(bytes.short() % 3_000)),
+        draft_len: bytes.one_in(4).then(|| u32::from(bytes.byte() % 6)),
+        namespace: Namespace {
+            cache_salt: bytes.one_in(8).then(String::new),
+            ..Namespace::default()
+        },
+        arrival_us: harness.now_us,
+        whole_extend: bytes.one_in(8),
+        ..model::spec(request_id, token_ids, max_new_tokens)
+    }
+}
+
+/// That of a request that has not ended, if there is one.
+fn any_id(harness: &Harness, bytes: &mut Bytes<'_>) -> u64 {
+    let live = harness.live();
+    let which = bytes.below(256);
+    live.get(which % live.len().max(1)).copied().unwrap_or(0)
 }

@@ -2,7 +2,9 @@
 
 use crate::bytes::Bytes;
 use crate::encode::tokenizer;
-use dsserve_tokenizer::{StopRegex, StopSet, StreamEnd, StreamOptions, StreamTable, TokenBatch};
+use dsserve_tokenizer::{
+    Pieces, StopRegex, StopSet, StreamEnd, StreamOptions, StreamTable, TokenBatch,
+};
 use std::sync::Arc;
 
 const STRINGS: [&str; 4] = ["th", "the", "é", "\u{fffd}"];
@@ -21,7 +23,9 @@ pub fn run(data: &[u8]) {
     let tokenizer = tokenizer();
     let mut bytes = Bytes::new(data);
     let mut table = StreamTable::new(Arc::clone(tokenizer.table()));
+    let mut pieces = Pieces::default();
     let mut expected = Vec::new();
+    let include_stop = bytes.one_in(2);
     for name in 0..3u64 {
         let mask = usize::from(bytes.byte());
         let chosen = |texts: &[&str], from: usize| -> Vec<String> {
@@ -44,7 +48,7 @@ pub fn run(data: &[u8]) {
                 .expect("good patterns")
                 .map(Arc::new),
             skip_special,
-            include_stop: true,
+            include_stop,
         };
         table.open(name, options).expect("a new name");
         expected.push(stream);
@@ -56,6 +60,7 @@ pub fn run(data: &[u8]) {
             .collect();
         let end = match bytes.byte() {
             0..=3 => StreamEnd::Ended,
+            4..=7 => StreamEnd::StopToken,
             _ => StreamEnd::Open,
         };
         let batch = TokenBatch {
@@ -64,7 +69,8 @@ pub fn run(data: &[u8]) {
             ids: &ids,
             ends: &[end],
         };
-        let piece = table.push(batch).expect("offsets fit").remove(0);
+        table.push_into(batch, &mut pieces).expect("offsets fit");
+        let piece = pieces.iter().next().expect("one name");
         let (Some(stream), Some(piece)) = (expected.get_mut(name), piece) else {
             assert_eq!(name, 3, "a stream is gone");
             continue;
@@ -73,15 +79,17 @@ pub fn run(data: &[u8]) {
             assert_eq!(piece.text, "", "text after the end");
             continue;
         }
+        let hides_last = end == StreamEnd::StopToken && !include_stop && !ids.is_empty();
         stream.ids.extend(ids);
-        stream.text.push_str(&piece.text);
+        stream.text.push_str(piece.text);
         assert!(piece.emitted_tokens <= piece.kept_tokens);
         assert!(piece.kept_tokens as usize <= stream.ids.len());
-        let whole = tokenizer.decode(&stream.ids, stream.skip_special);
+        let shown = &stream.ids[..stream.ids.len() - usize::from(hides_last)];
+        let whole = tokenizer.decode(shown, stream.skip_special);
         if piece.stop.is_some() {
             assert!(stream.has_stops);
             assert!(whole.starts_with(&stream.text), "text before a stop");
-        } else if end == StreamEnd::Ended {
+        } else if end != StreamEnd::Open {
             assert_eq!(stream.text, whole, "all text of a stream that ended");
             assert_eq!(piece.kept_tokens as usize, stream.ids.len());
         } else {
@@ -90,6 +98,6 @@ pub fn run(data: &[u8]) {
             let given = stream.text.trim_end_matches(char::REPLACEMENT_CHARACTER);
             assert!(sure.starts_with(given), "text that will not come");
         }
-        stream.is_over = piece.stop.is_some() || end == StreamEnd::Ended;
+        stream.is_over = piece.stop.is_some() || end != StreamEnd::Open;
     }
 }
