@@ -3,7 +3,8 @@
 
 use criterion::{criterion_group, criterion_main, BatchSize, Criterion, Throughput};
 use dsserve_tokenizer::{
-    Backend, StreamOptions, StreamTable, TokenBatch, Tokenizer, TokenizerOptions,
+    Backend, StopRegex, StreamOptions, StreamTable, TextStream, TokenBatch, Tokenizer,
+    TokenizerOptions,
 };
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -84,5 +85,36 @@ fn decode(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, encode, decode);
+/// What patterns near their limits cost, beside an ordinary one and none.
+fn stop_patterns(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("stop patterns");
+    let tokenizer = tokenizer(Backend::Fast);
+    let text = "the scheduler decides what runs next and nothing else does ".repeat(50);
+    let ids = tokenizer.encode(&text, true).expect("any text");
+    group.throughput(Throughput::Bytes(text.len() as u64));
+    for pattern in [
+        "",
+        r"\n[0-9]+\.",
+        r"(?i)the end",
+        "(?:[a-z ]?){1000}Q",
+        "(?s).{1,600}Q",
+        "(?:a?b?c?d?e?f?g?h?i?l?o?r?s?t?w? ?){60}Q",
+    ] {
+        let patterns = Vec::from_iter((!pattern.is_empty()).then(|| pattern.to_owned()));
+        let options = StreamOptions {
+            stop_regex: StopRegex::new(patterns).expect("good").map(Arc::new),
+            ..StreamOptions::default()
+        };
+        group.bench_function(format!("of {pattern:?}"), |bencher| {
+            bencher.iter_batched_ref(
+                || TextStream::new(Arc::clone(tokenizer.table()), options.clone()),
+                |stream| stream.push(black_box(&ids)),
+                BatchSize::SmallInput,
+            );
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, encode, decode, stop_patterns);
 criterion_main!(benches);
