@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -127,6 +127,7 @@ def naive_lengths(survival: Float, limits: Int, budget: int) -> list[int]:
     return lengths
 
 
+@settings(max_examples=40, deadline=None)
 @given(confidence_rows, st.data())
 def test_the_likeliest_drafts_are_verified(rows: list[list[float]], data: st.DataObject) -> None:
     survival = survivals(np.array(rows))
@@ -144,6 +145,7 @@ def test_ties_go_to_the_earlier_position_then_to_the_earlier_request() -> None:
     assert pairs == [(0, 0), (1, 0), (2, 0), (0, 1), (2, 1)]
 
 
+@settings(max_examples=40, deadline=None)
 @given(confidence_rows, st.data())
 def test_a_drafts_own_confidence_does_not_decide_whether_it_is_verified_later(
     rows: list[list[float]], data: st.DataObject
@@ -163,6 +165,7 @@ def test_a_drafts_own_confidence_does_not_decide_whether_it_is_verified_later(
     assert verified[0] == verified[1]
 
 
+@settings(max_examples=40, deadline=None)
 @given(confidence_rows, st.lists(st.floats(0.1, 2.0), min_size=40, max_size=40), st.data())
 def test_the_budget_has_the_most_tokens_per_second(
     rows: list[list[float]], seconds: list[float], data: st.DataObject
@@ -187,6 +190,7 @@ def test_the_budget_has_the_most_tokens_per_second(
     assert stopped == limits.sum() or values[stopped + 1] <= values[stopped] * (1 + 1e-12)
 
 
+@settings(max_examples=40, deadline=None)
 @given(confidence_rows, st.data())
 def test_a_flat_cost_verifies_everything(rows: list[list[float]], data: st.DataObject) -> None:
     survival = survivals(np.array(rows))
@@ -221,6 +225,7 @@ def run(confidences: list[Float], *, overlap: bool) -> list[int]:
     return budgets
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.05, 0.5, 0.99]), min_size=3, max_size=3), min_size=3, max_size=7), st.data())  # fmt: skip
 def test_changing_the_current_drafts_never_changes_the_budget(
     rows: list[list[float]], data: st.DataObject
@@ -234,6 +239,7 @@ def test_changing_the_current_drafts_never_changes_the_budget(
     assert run(changed, overlap=False)[:step] == budgets[:step]
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.05, 0.5, 0.99]), min_size=3, max_size=3), min_size=2, max_size=7))  # fmt: skip
 def test_the_budget_is_the_same_with_and_without_overlap(rows: list[list[float]]) -> None:
     confidences = [np.array(row) for row in rows]
