@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from dsserve.speculative.schedule import (
     ranked,
     survivals,
 )
+from dsserve_kernels.reference.speculative import allocate_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,6 +139,28 @@ def test_the_likeliest_drafts_are_verified(rows: list[list[float]], data: st.Dat
     assert lengths.sum() == min(budget, limits.sum())
     assert (lengths <= limits).all()
     assert lengths.tolist() == naive_lengths(survival, limits, budget)
+
+
+@settings(max_examples=40, deadline=None)
+@given(confidence_rows, st.data())
+def test_the_device_shares_out_a_budget_as_the_host_does(
+    rows: list[list[float]], data: st.DataObject
+) -> None:
+    survival = survivals(np.array(rows))
+    limits = drawn_limits(data, survival)
+    budget = data.draw(st.integers(0, int(limits.sum())))
+    on_device = allocate_drafts(
+        torch.from_numpy(survival.astype(np.float32)), torch.from_numpy(limits), budget
+    )
+    assert on_device.tolist() == allocate(survival, limits, budget).tolist()
+
+
+def test_broken_confidences_cost_only_their_own_request() -> None:
+    confidences = np.array([[np.nan, 0.9], [0.9, 0.9], [0.8, np.nan]])
+    survival, limits = survivals(confidences), np.full(3, 2)
+    cost = CostModel(AdditiveCost(1.0, (), ((0, 0.0), (100, 20.0))))
+    assert best_budget(survival, limits, cost) == 3
+    assert allocate(survival, limits, 3).tolist() == [0, 2, 1]
 
 
 def test_ties_go_to_the_earlier_position_then_to_the_earlier_request() -> None:

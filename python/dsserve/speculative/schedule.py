@@ -40,8 +40,11 @@ class LearningCost(StepCost, Protocol):
 
 
 def survivals(confidences: NDArray[np.floating]) -> Float:
-    """Chance [B, gamma] that each draft and all before it are accepted, from the drafts' confidences."""
-    return np.cumprod(confidences, axis=1, dtype=np.float64)
+    """Chance [B, gamma] that each draft and all before it are accepted, from the drafts' confidences.
+
+    A confidence that is NaN, of a request whose numbers broke, counts as 0 and so harms no other request.
+    """
+    return np.cumprod(np.nan_to_num(confidences, nan=0.0), axis=1, dtype=np.float64)
 
 
 def ranked(survival: Float, limits: Int) -> tuple[Int, Int]:
