@@ -12,7 +12,7 @@ from dsserve.config.server import spellings
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Flags of other commands than `dsserve launch`.
-OTHER_FLAGS = {"--help", "--help-all", "--base-url", "--version"}
+OTHER_FLAGS = {"--help", "--help-all", "--base-url", "--version", "--prompts", "--out"}
 
 
 @pytest.fixture(params=DOCUMENTS, ids=lambda path: path.name)
