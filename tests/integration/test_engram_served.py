@@ -93,7 +93,8 @@ def complete(server: ServerProcess, prompt: str, num_tokens: int) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("placement", ["sharded", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", ["sharded", "host"])
 def test_a_server_with_shared_tables_answers_as_ever_counts_its_rows_and_cleans_up(
     servers: list[ServerProcess], tmp_path: Path, placement: str
 ) -> None:
@@ -153,6 +154,7 @@ def test_the_engine_removes_the_shared_memory_when_the_server_is_killed(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_tables_that_are_not_allowed_their_memory_end_the_start_with_the_bytes_they_need(
     servers: list[ServerProcess], tmp_path: Path
 ) -> None:

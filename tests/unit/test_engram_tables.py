@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ import torch
 from safetensors import safe_open
 
 from dsserve.config.model import load_model_config
+from dsserve.debug.plans import merge_plans
 from dsserve.engram import host_table
 from dsserve.engram.cache import RowCache
 from dsserve.engram.hashing import build_engram_constants, load_token_map, sequence_rows
@@ -23,9 +26,10 @@ from dsserve.engram.table import EngramStats, TableShape, table_shapes
 from dsserve.errors import ConfigError
 from dsserve.models.deepseek_v4.engram_source import RandomRows, row_source, table_names
 from dsserve.models.deepseek_v4.weights import byte_view, random_weights
+from dsserve.observe.metrics import Metrics
 from dsserve.worker.runner import load_model
 from golden_runs import model, prompt_ids
-from model_runs import Pool, Request, merge
+from model_runs import Pool, Request
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -202,6 +206,30 @@ def test_a_step_counts_a_row_once_however_many_tokens_want_it(tmp_path: Path) ->
         assert stats.reads == len(SHAPES)
 
 
+def test_the_metrics_show_every_total_of_the_heartbeats() -> None:
+    metrics = Metrics(model_name="m")
+    stats = EngramStats("host", rows=96, cache_hits=5, cache_misses=7, reads=2, read_s=0.5)
+    for _ in range(2):
+        metrics.update_engine({"engram": asdict(stats)}, max_tokens=1)
+        stats.rows += 4
+        stats.peer_bytes += 264
+    metrics.update_engine({"engram": asdict(stats)}, max_tokens=1)
+    found = {}
+    for line in metrics.render().decode().splitlines():
+        if line.startswith("dsserve_engram"):
+            name, value = line.removeprefix("dsserve_").rsplit(" ", 1)
+            own = re.findall(r'(?:placement|result)="(\w+)"', name)
+            found["".join([name.split("{")[0], *own])] = float(value)
+    assert found == {
+        "engram_rows_totalhost": 104,
+        "engram_cache_rows_totalhit": 5,
+        "engram_cache_rows_totalmiss": 7,
+        "engram_peer_bytes_total": 528,
+        "engram_host_read_seconds_count": 2,
+        "engram_host_read_seconds_sum": 0.5,
+    }
+
+
 @pytest.mark.parametrize("placement", ["device", "host", "sharded"])
 def test_tables_beyond_the_limit_are_refused_with_the_bytes_they_need(
     tmp_path: Path, placement: str
@@ -293,7 +321,7 @@ def test_rows_of_a_plan_are_those_of_the_whole_sequences(constants: EngramConsta
     for sizes in ((1, 2, 2), (1, 17), (40, 45)):
         live = requests[: len(sizes)]
         starts = [request.position for request in live]
-        plan = merge([request.prefill(n) for request, n in zip(live, sizes, strict=True)])
+        plan = merge_plans([request.prefill(n) for request, n in zip(live, sizes, strict=True)])
         rows = planned_rows(constants, plan)
         expected = [
             whole[i][start : start + n]
@@ -301,7 +329,10 @@ def test_rows_of_a_plan_are_those_of_the_whole_sequences(constants: EngramConsta
         ]
         assert np.array_equal(rows, np.concatenate(expected))
     assert planned_rows(constants, requests[2].decode(-1)) is None
-    assert planned_rows(constants, merge([requests[0].prefill(3), requests[2].decode(7)])) is None
+    assert (
+        planned_rows(constants, merge_plans([requests[0].prefill(3), requests[2].decode(7)]))
+        is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsserve.debug.plans import merge_plans
 from dsserve.replay.floors import row_floors
 from dsserve.replay.prompt_rows import PromptRows, PromptWish
 from golden_runs import model, prompt_ids
-from model_runs import Pool, Request, merge, merged_forward
+from model_runs import Pool, Request, merged_forward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,7 @@ def test_windows_show_exactly_the_keys_from_the_floor_of_a_row_on() -> None:
     hit = Request(pool, IDS[:70], hit=48, is_replay=True)
     cold = Request(pool, IDS[:30], is_replay=True)
     plans = [hit.prefill(90), cold.prefill(90), cached.decode(5)]
-    batch = pool.runner.prepare(merge(plans))
+    batch = pool.runner.prepare(merge_plans(plans))
     for rows, floors in (
         (batch.encoder, [48 - WINDOW, 0, 0]),
         (batch.decoder, [70 - WINDOW, 30 - WINDOW, 0]),
@@ -119,7 +120,7 @@ def test_behind_a_hit_they_are_those_of_a_full_prefill_from_the_hit_on(hit: int)
 def test_requests_beside_it_get_the_logits_they_would_get_alone() -> None:
     pool = Pool(model(CHECKPOINT, "released"), num_requests=3, page_size=2)
     asking, other = Request(pool, IDS[:40]), Request(pool, IDS[:50], is_replay=True)
-    plan = merge([other.prefill(50), asking.prefill(40)])
+    plan = merge_plans([other.prefill(50), asking.prefill(40)])
     rows = PromptRows.of(plan, {asking.slot: PromptWish(np.array(asking.prompt), 10)})
     assert rows.requests.tolist() == [1] * 29
     assert rows.positions.tolist() == list(range(11, 40))

@@ -59,6 +59,11 @@ class EngramOptions:
     rank: int = 0
     num_ranks: int = 1
 
+    @property
+    def layout(self) -> str:
+        """The placement in words, for log and progress."""
+        return "one copy for the node" if self.placement == "host" else "row ranges"
+
 
 class OpenTables:
     """The tables of this process, and what must be closed with them."""
@@ -110,7 +115,7 @@ def open_tables(
         cache = RowCache(tables, options.cache_rows, stats) if options.cache_rows else None
         logger.info(
             "Engram tables: %s of %d tables with %d rows, %d bytes in shared memory %s, %d rows cached",
-            "one copy for the node" if options.placement == "host" else "row ranges",
+            options.layout,
             len(shapes),
             sum(shape.num_rows for shape in shapes),
             memory_needed(shapes, options),

@@ -147,7 +147,12 @@ def load_model(
                 check_memory(table_shapes(config), engram)
             else:
                 with row_source(
-                    path, config, load_format=load_format, seed=seed, progress=progress
+                    path,
+                    config,
+                    load_format=load_format,
+                    seed=seed,
+                    layout=engram.layout,
+                    progress=progress,
                 ) as source:
                     tables = open_tables(table_shapes(config), engram, source)
                 stack.callback(tables.close)

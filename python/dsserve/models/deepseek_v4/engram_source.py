@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dsserve.config.model import ModelConfig
     from dsserve.engram.table import Codes, RowSource
 
-_STAGE = "loading Engram tables"
-
 
 def table_names(config: ModelConfig) -> list[tuple[str, str]]:
     """Names of the codes and the scales of each table, in the order of `engram_layer_ids`."""
@@ -34,9 +32,15 @@ class CheckpointRows:
     """Copies row ranges out of the mapped shards; never reads a whole tensor. Use it as a context manager."""
 
     def __init__(
-        self, path: Path, config: ModelConfig, *, progress: Progress | None = None
+        self, path: Path, config: ModelConfig, *, layout: str = "", progress: Progress | None = None
     ) -> None:
         """Open the checkpoint and check it.
+
+        Args:
+            path: Checkpoint directory.
+            config: Its configuration.
+            layout: How the tables are placed, for the progress bar.
+            progress: Told the bytes copied.
 
         Raises:
             CheckpointError: See `weights.load_checkpoint`.
@@ -44,7 +48,7 @@ class CheckpointRows:
         self._checkpoint = Checkpoint(path)
         self._checkpoint.check(expected_tensors(config))
         self._names, self._shapes = table_names(config), table_shapes(config)
-        self._progress = progress
+        self._progress, self._stage = progress, f"loading Engram tables ({layout})"
         self._done = 0
 
     def __enter__(self) -> Self:
@@ -74,7 +78,7 @@ class CheckpointRows:
                 )
         self._done += codes.nbytes + scales.nbytes
         if self._progress is not None:
-            self._progress(self._done, sum(shape.num_bytes for shape in self._shapes), _STAGE)
+            self._progress(self._done, sum(shape.num_bytes for shape in self._shapes), self._stage)
 
 
 class RandomRows:
@@ -104,7 +108,13 @@ class RandomRows:
 
 @contextmanager
 def row_source(
-    path: Path, config: ModelConfig, *, load_format: str, seed: int, progress: Progress | None
+    path: Path,
+    config: ModelConfig,
+    *,
+    load_format: str,
+    seed: int,
+    layout: str = "",
+    progress: Progress | None = None,
 ) -> Iterator[RowSource]:
     """Rows by `--load-format`, as `weights.load_weights` gives the other tensors.
 
@@ -114,5 +124,5 @@ def row_source(
     if load_format == "dummy":
         yield RandomRows(config, seed=seed)
     else:
-        with CheckpointRows(path, config, progress=progress) as source:
+        with CheckpointRows(path, config, layout=layout, progress=progress) as source:
             yield source
