@@ -128,7 +128,14 @@ def server(
         *flags,
     )
     variables = (("DSSERVE_SYNC_GUARD", "1"),) if guard else ()
-    return Check(f"server.{name}", command, is_alone=alone, seconds=120.0, environment=variables)
+    return Check(
+        f"server.{name}",
+        command,
+        is_alone=alone,
+        seconds=120.0,
+        environment=variables,
+        note=r"^(ok|FAIL|passed|skip)|Traceback|Error:",
+    )
 
 
 CHECKS = (

@@ -77,7 +77,7 @@ def wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
                 return
         except httpx.TransportError:
             pass
-        time.sleep(0.2)
+        time.sleep(0.5)
     raise TimeoutError(f"not ready after {START_S:.0f} s")
 
 
