@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_server import ServerProcess, start_server, wait_ready
-from dsserve.cli.default_model import default_model_path
+from dsserve.cli.default_model import embedded_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The embedded model: of it the fake model takes only configuration and tokenizer."""
-    return default_model_path(say=lambda _line: None)
+    return embedded_model()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from dsserve.cli import doctor
-from dsserve.cli.doctor import Finding, Verdict, check_cache_folder, check_extension, check_port
+from dsserve.cli.doctor import Finding, Verdict, check_extension, check_port
 from dsserve.cli.main import main
 
 
@@ -22,14 +22,6 @@ def test_a_port_in_use_is_a_warning_with_a_remedy():
 
 def test_a_free_port_is_ok(unused_tcp_port):
     assert check_port(unused_tcp_port).verdict is Verdict.OK
-
-
-def test_an_unwritable_cache_folder_is_a_warning(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    monkeypatch.setenv("DSSERVE_CACHE_DIR", str(tmp_path / "file"))
-    finding = check_cache_folder()
-    assert finding.verdict is Verdict.WARNING
-    assert "DSSERVE_CACHE_DIR" in finding.detail
 
 
 def test_a_missing_extension_is_a_failure(monkeypatch):

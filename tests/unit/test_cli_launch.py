@@ -146,7 +146,7 @@ def test_variables_reach_the_server_and_flags_beat_them(checkpoint, served, monk
 
 
 def test_without_a_model_the_embedded_one_is_served(checkpoint, served, monkeypatch):
-    monkeypatch.setattr("dsserve.cli.launch.default_model_path", lambda say: checkpoint)
+    monkeypatch.setattr("dsserve.cli.launch.embedded_model", lambda: checkpoint)
     assert main(["launch"]) == 7
     assert served[0].model_path == checkpoint
 
@@ -206,84 +206,11 @@ def test_a_folder_without_a_checkpoint_is_refused_in_one_line(tmp_path, capsys):
     assert err.count("\n") == 1
 
 
-def make_checkpoint(folder):
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}", encoding="utf-8")
-
-
-def test_the_embedded_model_is_generated_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        default_model.dsserve, "__file__", str(tmp_path / "package" / "__init__.py")
-    )
-    monkeypatch.setenv("DSSERVE_CACHE_DIR", str(tmp_path / "cache"))
-    made = []
-
-    def generate(folder):
-        made.append(folder)
-        make_checkpoint(folder)
-
-    monkeypatch.setattr(default_model, "_run_generator", generate)
-    said: list[str] = []
-    first = default_model.default_model_path(say=said.append)
-    second = default_model.default_model_path(say=said.append)
-    assert first == second
-    assert (first.name, (first / "config.json").is_file()) == ("dsserve-tiny", True)
-    assert first.is_relative_to(tmp_path / "cache")
-    assert len(made) == 1
-    assert [line.split(" (")[0] for line in said] == [
-        "the trained model is missing from this installation",
-        "generating it",
-        "the trained model is missing from this installation",
-    ]
-    # Built elsewhere and renamed: nothing half-made is ever seen, nothing is left behind.
-    assert made[0] != first
-    assert [path.name for path in first.parent.iterdir()] == ["dsserve-tiny"]
-
-
-def test_a_generator_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        default_model.dsserve, "__file__", str(tmp_path / "package" / "__init__.py")
-    )
-    monkeypatch.setenv("DSSERVE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(default_model, "_GENERATOR", "json.tool")
-    with pytest.raises(default_model.ConfigError, match="could not be generated"):
-        default_model.default_model_path(say=lambda line: None)
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-
-
-def test_another_server_that_generates_at_the_same_time_wins(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        default_model.dsserve, "__file__", str(tmp_path / "package" / "__init__.py")
-    )
-    monkeypatch.setenv("DSSERVE_CACHE_DIR", str(tmp_path / "cache"))
-
-    def generate(folder):
-        make_checkpoint(folder)
-        make_checkpoint(folder.parent.parent / folder.name)
-
-    monkeypatch.setattr(default_model, "_run_generator", generate)
-    path = default_model.default_model_path(say=lambda line: None)
-    assert [each.name for each in path.parent.iterdir()] == ["dsserve-tiny"]
-
-
-def test_an_unwritable_cache_folder_is_refused_naming_the_variable(tmp_path, monkeypatch, capsys):
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    monkeypatch.setattr(
-        default_model.dsserve, "__file__", str(tmp_path / "package" / "__init__.py")
-    )
-    monkeypatch.setenv("DSSERVE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+def test_an_installation_without_the_embedded_model_says_so(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "package" / "__init__.py"
+    monkeypatch.setattr(default_model.dsserve, "__file__", str(package))
     assert main(["launch"]) == 2
-    missing, refused = capsys.readouterr().err.splitlines()
-    assert "the trained model is missing" in missing
-    assert "DSSERVE_CACHE_DIR" in refused
-
-
-def test_a_shipped_model_is_used_before_any_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        default_model.dsserve, "__file__", str(tmp_path / "package" / "__init__.py")
-    )
-    shipped = tmp_path / "package" / "assets" / "dsserve-tiny"
-    make_checkpoint(shipped)
-    said: list[str] = []
-    assert default_model.default_model_path(say=said.append) == shipped
-    assert said == []
+    err = capsys.readouterr().err
+    assert "embedded model is missing" in err
+    assert "--model-path" in err
+    assert err.count("\n") == 1

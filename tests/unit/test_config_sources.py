@@ -158,7 +158,6 @@ def test_an_unknown_variable_is_named_with_the_nearest_known_one():
 
 def test_variables_that_are_no_flags_cause_no_notice():
     others = {
-        "DSSERVE_CACHE_DIR": "/x",
         "DSSERVE_GOLDEN": "/y",
         "DSSERVE_KERNEL_RMS_NORM": "reference",
     }

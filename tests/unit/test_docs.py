@@ -35,7 +35,7 @@ def test_flags_exist(text):
 def test_variables_exist(text):
     content, _ = text
     known = {"DSSERVE_" + name[2:].replace("-", "_").upper() for name in spellings()}
-    known |= {"DSSERVE_CACHE_DIR", "DSSERVE_GOLDEN", "DSSERVE_"}
+    known |= {"DSSERVE_GOLDEN", "DSSERVE_"}
     assert set(re.findall(r"DSSERVE_[A-Z_]*(?<!\*)", content)) - known == set()
 
 

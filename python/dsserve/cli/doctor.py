@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,11 +19,10 @@ import click
 from rich.console import Console
 
 from dsserve.cli.version import installed_version
-from dsserve.config.env import cache_dir, golden_dir, no_color
+from dsserve.config.env import golden_dir, no_color
 from dsserve.config.server import ServerConfig
 from dsserve.config.values import format_size
 from dsserve.config.version import package_version
-from dsserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +109,6 @@ def examine(port: int) -> Iterator[Finding]:
     yield check_shared_memory()
     yield check_open_files()
     yield check_port(port)
-    yield check_cache_folder()
     yield check_gpu()
     yield check_golden_data()
 
@@ -190,22 +187,6 @@ def check_port(port: int) -> Finding:
                 "port", Verdict.WARNING, f"{port}: {error.strerror}; choose another by --port"
             )
     return Finding("port", Verdict.OK, f"{port} is free")
-
-
-def check_cache_folder() -> Finding:
-    """Whether generated files can be kept."""
-    try:
-        folder = cache_dir()
-    except ConfigError as error:
-        return Finding("cache folder", Verdict.WARNING, str(error))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        remedy = "set DSSERVE_CACHE_DIR to a writable folder"
-        return Finding("cache folder", Verdict.WARNING, f"{folder}: {error.strerror}; {remedy}")
-    return Finding("cache folder", Verdict.OK, str(folder))
 
 
 def check_gpu() -> Finding:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsserve.cli.args import FlagCommand, given_flags
-from dsserve.cli.default_model import default_model_path
+from dsserve.cli.default_model import embedded_model
 from dsserve.cli.dry_run import describe
 from dsserve.config.env import environment
 from dsserve.config.model import load_model_config
@@ -26,7 +26,7 @@ def _launch(ctx: click.Context, /, **_values: Any) -> int:
         _say(f"notice: {notice}")
     config = loaded.config
     if config.model_path is None:
-        config = config.replace(model_path=str(default_model_path(say=_say)))
+        config = config.replace(model_path=str(embedded_model()))
     model = load_model_config(str(config.model_path), config.json_model_override_args)
     given, config = config, resolve(config, model)
     memory = plan_memory(config, model)

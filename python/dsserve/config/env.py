@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from dsserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 PREFIX = "DSSERVE_"
 
 #: Variables with our prefix that are no flags.
-OTHER_VARIABLES = frozenset({"DSSERVE_CACHE_DIR", "DSSERVE_GOLDEN", "DSSERVE_SYNC_GUARD"})
+OTHER_VARIABLES = frozenset({"DSSERVE_GOLDEN", "DSSERVE_SYNC_GUARD"})
 
 
 def environment() -> Mapping[str, str]:
@@ -40,28 +37,6 @@ def engine_environment() -> dict[str, str]:
 def no_color() -> bool:
     """Whether the user asked for output without colours (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
-
-
-def cache_dir(variables: Mapping[str, str] | None = None) -> Path:
-    """Return the folder for files that dsserve generates; it need not exist yet.
-
-    `DSSERVE_CACHE_DIR`, else `XDG_CACHE_HOME/dsserve`, else `~/.cache/dsserve`.
-
-    Raises:
-        ConfigError: If none of them is set and the user has no home folder.
-    """
-    env = os.environ if variables is None else variables
-    if env.get("DSSERVE_CACHE_DIR"):
-        return Path(env["DSSERVE_CACHE_DIR"]).expanduser()
-    if env.get("XDG_CACHE_HOME"):
-        return Path(env["XDG_CACHE_HOME"]) / "dsserve"
-    try:
-        return Path.home() / ".cache" / "dsserve"
-    except RuntimeError:
-        raise ConfigError(
-            "no folder for generated files: set DSSERVE_CACHE_DIR to a writable folder",
-            param="DSSERVE_CACHE_DIR",
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)

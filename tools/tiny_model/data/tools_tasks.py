@@ -218,7 +218,7 @@ def tool_call(lex: Lexicon, _budget: int, *, known: bool | None = None) -> Examp
         (_known if lex.chance(0.4) else _unseen)(lex)[0]
         for _ in range(lex.rng.choice((0, 0, 1, 1, 2, 3)))
     ]
-    tools = [tool, *(other for other in others if other.name != tool.name)]
+    tools = [tool, *{other.name: other for other in others if other.name != tool.name}.values()]
     lex.rng.shuffle(tools)
     task = "tools-known" if is_known else "tools-unseen"
     call = Call(tool.name, values)

@@ -21,7 +21,7 @@ from tools.tiny_model.served.report import line, rich_table, write_json, write_m
 from tools.tiny_model.served.rows import Misuse, select_rows
 from tools.tiny_model.served.run import Runner
 
-from dsserve.cli.default_model import shipped_model
+from dsserve.cli.default_model import embedded_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _checkpoint(given: Path | None) -> Path:
-    checkpoint = given or shipped_model()
+    checkpoint = given or embedded_model()
     if not (checkpoint / "config.json").is_file():
         raise Misuse(f"no checkpoint in {checkpoint}; name one by --checkpoint")
     return checkpoint
