@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CHECKPOINT = Path(__file__).parents[1] / "golden" / "data" / "v41-tiny-a"
 WINDOW, VOCAB = 16, 500
 PAGE_SIZE, LENGTH, NUM_SLOTS = 4, 144, 24
-NUM_PREFIXES, PREFIX_LEN, LONGEST_SUFFIX = 6, 100, 30
+PREFIX_LEN, LONGEST_SUFFIX = 100, 30
 #: Pages that are left for requests, so that inserting stops in time.
 SPARE_PAGES = 150
 
@@ -27,7 +27,7 @@ SPARE_PAGES = 150
 class SharedPages:
     """A runner, prompts in its prefix cache, and the digest of every cached page when it was put there."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, *, num_prefixes: int, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.pool = Pool(
             model(CHECKPOINT, "released"),
@@ -38,7 +38,7 @@ class SharedPages:
         )
         self.pool.slots = itertools.cycle(range(1, NUM_SLOTS + 1))
         self.digests: dict[int, bytes] = {}
-        self.prefixes = [self.ids(PREFIX_LEN) for _ in range(NUM_PREFIXES)]
+        self.prefixes = [self.ids(PREFIX_LEN) for _ in range(num_prefixes)]
         self.num_left = (NUM_SLOTS + 1) * self.pool.num_columns
         for prefix in self.prefixes:
             request = Request(self.pool, prefix)
@@ -84,7 +84,7 @@ class SharedPages:
         `is_shared`: its pages are cached, too, while there is room.
         """
         rng = self.rng
-        prefix = self.prefixes[rng.integers(NUM_PREFIXES)]
+        prefix = self.prefixes[rng.integers(len(self.prefixes))]
         hit = PAGE_SIZE * int(rng.integers(1, PREFIX_LEN // PAGE_SIZE + 1))
         prompt = prefix[:hit] + self.ids(int(rng.integers(1, LONGEST_SUFFIX)))
         request = Request(self.pool, prompt, hit=hit, is_replay=bool(rng.integers(4)))
@@ -101,9 +101,11 @@ class SharedPages:
             self.give_back(request.planner.pages[hit // PAGE_SIZE :])
 
 
-@pytest.mark.parametrize("num_hits", [12, pytest.param(1000, marks=pytest.mark.slow)])
-def test_no_random_hit_changes_a_cached_page(num_hits: int) -> None:
-    shared = SharedPages(seed=num_hits)
+@pytest.mark.parametrize(
+    ("num_prefixes", "num_hits"), [(2, 12), pytest.param(6, 1000, marks=pytest.mark.slow)]
+)
+def test_no_random_hit_changes_a_cached_page(num_prefixes: int, num_hits: int) -> None:
+    shared = SharedPages(num_prefixes=num_prefixes, seed=num_hits)
     num_first = len(shared.digests)
     for index in range(num_hits):
         shared.hit(is_shared=index % 6 == 0)
