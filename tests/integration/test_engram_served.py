@@ -24,7 +24,6 @@ PATIENCE_S = 30
 FLAGS = (
     *("--max-running-requests", "4", "--max-total-tokens", "1024"),
     "--disable-decoder-swa-bounded-replay",
-    *("--speculative-algorithm", "none"),
 )
 
 
@@ -94,14 +93,15 @@ def complete(server: ServerProcess, prompt: str, num_tokens: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placement", ["sharded", "host"])
+@pytest.mark.parametrize(("placement", "algorithm"), [("sharded", "DSPARK"), ("host", "none")])
 def test_a_server_with_shared_tables_answers_as_ever_counts_its_rows_and_cleans_up(
-    servers: list[ServerProcess], tmp_path: Path, placement: str
+    servers: list[ServerProcess], tmp_path: Path, placement: str, algorithm: str
 ) -> None:
     server = start(
         servers,
         tmp_path / "log",
         *("--engram-placement", placement, "--engram-cache-size", "500"),
+        *("--speculative-algorithm", algorithm),
     )
     wait_ready(server)
     [folder] = folders_of({server.engine_pid()})
@@ -110,7 +110,8 @@ def test_a_server_with_shared_tables_answers_as_ever_counts_its_rows_and_cleans_
     expected = golden(CHECKPOINT, "released")["len64.greedy.tokens"].tolist()
     assert complete(server, "len64", len(expected)) == expected
     server.wait_idle()
-    # All columns of both tables for each prompt token and each token but the last; a step in flight may be thrown away.
+    # All columns of both tables for each prompt token and each token but the last; steps in flight and refused drafts
+    # come on top.
     config = load_model_config(CHECKPOINT)
     columns = (config.engram_max_ngram_size - 1) * config.engram_n_heads
     least = (64 + len(expected) - 1) * len(config.engram_layer_ids) * columns

@@ -6,6 +6,7 @@ claims; once one of them is gone, every look-up of this process raises.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -69,8 +70,9 @@ class Peers:
         self._folder.publish(_ready_name(self.rank))
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this rank cannot load its part."""
-        self._folder.publish(_failed_name(self.rank), reason)
+        """Tell the others that this rank cannot load its part, if they are still there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._folder.publish(_failed_name(self.rank), reason)
 
     def wait_ready(self, ranks: Sequence[int], *, timeout_s: float) -> None:
         """Wait until the parts of some ranks are loaded.
