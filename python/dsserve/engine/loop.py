@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dsserve.engine.outbox import Outbox
     from dsserve.engine.scheduler_api import SchedulerApi, StepOutputs, StepSummary
     from dsserve.observe.log import StepLog
-    from dsserve.worker.base import StepHandle, Worker
+    from dsserve.worker.base import StepHandle, StepResult, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class StepLoop:
             self._beat()
         result = step.handle.wait()
         self._in_flight.popleft()
-        done_s = self._spent("wait", begin_s)
+        done_s = self._spent("complete", begin_s)
         self.progress.step_since_s = done_s if self._in_flight else 0.0
         outputs = self._scheduler.apply(
             step.summary.step_id,
@@ -203,7 +203,7 @@ class StepLoop:
             finished_s=result.finished_s,
             applied_s=applied_s,
         )
-        self._log_step(step.summary, result.wall_s)
+        self._log_step(step.summary, result)
 
     def _publish(self, step_id: int, outputs: StepOutputs) -> None:
         """Send outputs; drop the requests that end with them."""
@@ -278,6 +278,13 @@ class StepLoop:
             levels[name] = round(used / max(pool["capacity"], 1), 4)
         return levels
 
+    def _decode_levels(self) -> dict[str, Any]:
+        """The levels, and how many tokens a verification brought since the last line."""
+        levels = self._levels()
+        if self._drafts is not None:
+            levels["accept_len"] = self._drafts.take_accept_len()
+        return levels
+
     def describe(self, *, num_steps: int = 64) -> dict[str, Any]:
         """Return what a state query and the watchdog show. Only the loop's thread calls it."""
         return {
@@ -290,9 +297,11 @@ class StepLoop:
             "recent_steps": self._recorder.recent(num_steps),
         }
 
-    def _log_step(self, summary: StepSummary, wall_s: float) -> None:
+    def _log_step(self, summary: StepSummary, result: StepResult) -> None:
         if summary.phase != PHASE_PREFILL:
-            self._step_log.decode(summary.num_requests, self._levels)
+            num_ids = result.num_ids
+            num_tokens = summary.num_requests if num_ids is None else int(num_ids.sum())
+            self._step_log.decode(num_tokens, self._decode_levels)
             return
         values = {
             "step": summary.step_id,
@@ -302,6 +311,6 @@ class StepLoop:
             "cached_tokens": summary.num_cached_tokens,
             "replay_rows": summary.num_replay_rows,
             "tail_rows": summary.num_tail_rows,
-            "wall_ms": round(wall_s * 1e3, 3),
+            "wall_ms": round(result.wall_s * 1e3, 3),
         }
         self._step_log.prefill(values, self._levels())

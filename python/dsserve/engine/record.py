@@ -15,7 +15,7 @@ from dsserve.worker.base import PHASE_DECODE, PHASE_PREFILL, PHASE_VERIFY
 
 NUM_RECENT_STEPS = 256
 
-Stage = Literal["receive", "plan", "launch", "wait", "result", "idle"]
+Stage = Literal["receive", "plan", "launch", "complete", "result", "idle"]
 
 PHASE_NAMES = {PHASE_PREFILL: "prefill", PHASE_DECODE: "decode", PHASE_VERIFY: "verify"}
 
@@ -75,7 +75,7 @@ class StepRecorder:
 
     stage_s: dict[Stage, float] = field(
         default_factory=lambda: dict.fromkeys(
-            ("receive", "plan", "launch", "wait", "result", "idle"), 0.0
+            ("receive", "plan", "launch", "complete", "result", "idle"), 0.0
         )
     )
     passes_without_progress: int = 0
