@@ -111,7 +111,7 @@ def test_rings_hold_what_the_pool_holds_and_forget_the_oldest() -> None:
         ring = rings.ring(stored.numpy(), number)
         values = load_window_rows(stored, rows, torch.float32)
         assert ring.is_broken.tolist() == [False] * (RING_ROWS - 1) + [True]
-        assert torch.equal(torch.from_numpy(ring.values[:-1]), values[:-1])
+        assert torch.equal(ring.values[:-1].float(), values[:-1])
         assert not ring.values[-1].any()
     ring.put(RING_ROWS - 1, stored.numpy()[0], values[0].numpy())
     assert ring.num_broken == 0

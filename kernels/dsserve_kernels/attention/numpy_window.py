@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from dsserve_kernels.arrays import register
 from dsserve_kernels.fused import chains
@@ -87,7 +88,7 @@ def window_attention(
     main = None
     if main_pool is not None and main_index is not None and main_index.numel():
         main = _selected(index, main_pool, main_index)
-    attention = _Attention(q, sink, scale, _MAX_NEW_ROWS + index.ring_rows)
+    attention = _Attention(q, sink, scale, index)
     for request, ring in zip(rows.requests, rows.rings, strict=True):
         attention.run(request, ring.values, rows.values, main)
     rows.store(pool.numpy(), index)
@@ -135,19 +136,23 @@ def _in_rings(
 class _Attention:
     """The queries of a call, and their results one request after the other."""
 
-    def __init__(self, q: Tensor, sink: Tensor, scale: float, num_keys: int) -> None:
-        """`num_keys` bounds the new rows and ring rows of a request."""
+    def __init__(self, q: Tensor, sink: Tensor, scale: float, index: WindowIndex) -> None:
         self._q: Float64 = q.double().numpy()
         self._sink: Float64 = sink.double().numpy()[:, None]
         self._scale = scale
-        # Used again for each request, so that its memory stays in the cache.
-        self._scratch = np.empty((num_keys, q.shape[2]))
+        # Used again by each request of each layer, so that its memory stays in the cache.
+        scratch = index.prepared.get("scratch")
+        if scratch is None:
+            size = (_MAX_NEW_ROWS + index.ring_rows, q.shape[2])
+            scratch = index.prepared["scratch"] = torch.empty(size, dtype=torch.float64)
+        self._scratch: Tensor = scratch
+        self._keys: Float64 = self._scratch.numpy()
         self.out = np.empty(self._q.shape)
 
     def run(
         self,
         request: _Request,
-        ring: Float32,
+        ring: Tensor,
         new: Float32,
         main: tuple[Float64, NDArray[np.bool_] | None] | None,
     ) -> None:
@@ -155,9 +160,10 @@ class _Attention:
         rows = request.rows
         q = self._q[rows]
         count, heads, dim = q.shape
-        keys = self._scratch[: count + request.num_used]
+        num_keys = count + request.num_used
+        keys = self._keys[:num_keys]
         keys[:count] = new[rows]
-        keys[count:] = ring[: request.num_used]
+        self._scratch[count:num_keys].copy_(ring[: request.num_used])
         scores = np.matmul(q.reshape(count * heads, dim), keys.T).reshape(count, heads, -1)
         if request.hidden is not None:
             np.copyto(scores, -np.inf, where=request.hidden)
@@ -169,7 +175,6 @@ class _Attention:
             others = np.matmul(q, chosen.transpose(0, 2, 1))
             if is_none is not None:
                 np.copyto(others, -np.inf, where=is_none[rows][:, None])
-            num_keys = len(keys)
             weights, total = self._weights(np.concatenate((scores, others), 2))
             out = _weighted(weights[:, :, :num_keys], keys)
             np.add(out, np.matmul(weights[:, :, num_keys:], chosen), out)

@@ -9,10 +9,10 @@ import numpy as np
 from dsserve_kernels.arrays import register
 from dsserve_kernels.fused import chains
 from dsserve_kernels.fused.values import (
-    Rotation,
     is_few,
     is_wide,
     norm,
+    rotation_of,
     round_bf16,
     round_fp8,
     times,
@@ -48,7 +48,7 @@ def attention_input(
     arrays: _InputArrays | None = weights.prepared
     if arrays is None:
         arrays = weights.prepared = _InputArrays(weights)
-    rotation = Rotation(cos_sin)
+    rotation = rotation_of(cos_sin)
     projected = round_bf16(times(round_fp8(to_float32(x)), arrays.input))
     low = norm(projected[:, : arrays.rank], arrays.query_norm, arrays.eps)
     query = round_bf16(times(round_fp8(low), arrays.query))
@@ -76,7 +76,7 @@ def attention_output(
     arrays: _OutputArrays | None = weights.prepared
     if arrays is None:
         arrays = weights.prepared = _OutputArrays(weights)
-    turned = Rotation(cos_sin).turn(to_float32(values), inverse=True)
+    turned = rotation_of(cos_sin).turn(to_float32(values), inverse=True)
     wide = turned.reshape(len(turned), -1).astype(np.float64)
     low = np.empty((len(wide), len(arrays.groups) * arrays.rank))
     for i, group in enumerate(arrays.groups):

@@ -7,6 +7,7 @@ matter; numpy's products are used, whose calls on few rows cost a fraction of to
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,6 +104,20 @@ def inverse_root_mean_square(x: Float32, eps: np.float32) -> Float32:
     np.add(total, eps, total)
     np.sqrt(total, total)
     return np.divide(np.float32(1), total, total)
+
+
+#: Rotations made last, with the tensors they are of: all layers of a kind have the same one.
+_ROTATIONS: deque[tuple[Tensor, Rotation]] = deque(maxlen=4)
+
+
+def rotation_of(cos_sin: Tensor) -> Rotation:
+    """The rotation of the table rows [T, r / 2, 2]; the same tensor is laid out once."""
+    for known, rotation in _ROTATIONS:
+        if known is cos_sin:
+            return rotation
+    rotation = Rotation(cos_sin)
+    _ROTATIONS.appendleft((cos_sin, rotation))
+    return rotation
 
 
 class Rotation:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from dsserve_kernels.kvcache.numpy_rows import window_values
 
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     from dsserve_kernels.arrays import Float32
 
 
+_EXPONENT, _LOW, _SHIFT = np.uint32(0x7F800000), np.uint32(0xFFFF), np.uint32(16)
+
+
 class Ring:
     """One ring as it was last seen.
 
     Attributes:
-        values: [ring rows, d] float32; zeros for broken rows.
-        is_broken: [ring rows] rows that hold something else than finite numbers.
+        values: [ring rows, d] BF16; zeros for broken rows.
+        is_broken: [ring rows] rows that hold something else than finite BF16 numbers.
         num_broken: How many those are.
     """
 
@@ -33,7 +37,8 @@ class Ring:
         self._raw = np.zeros((num_rows, row_bytes), dtype=np.uint8)
         self._is_whole_words = self._raw.size % 8 == 0
         self._words = self._as_words(self._raw)
-        self.values: Float32 = np.zeros((num_rows, row_bytes * 32 // 33), dtype=np.float32)
+        self._high: NDArray[np.uint16] = np.zeros((num_rows, row_bytes * 32 // 33), dtype=np.uint16)
+        self.values = torch.from_numpy(self._high).view(torch.bfloat16)
         self.is_broken: NDArray[np.bool_] = np.zeros(num_rows, dtype=np.bool_)
         self.num_broken = 0
 
@@ -46,17 +51,18 @@ class Ring:
             return
         changed = np.flatnonzero((raw != self._raw).any(1))
         self._raw[changed] = raw[changed]
-        values = window_values(raw[changed])
-        is_broken = ~np.isfinite(np.add.reduce(values, 1))
-        values[is_broken] = 0
-        self.values[changed] = values
+        bits = window_values(raw[changed]).view(np.uint32)
+        # Not finite, or with more bits than BF16 has: a scale of its least exponents.
+        is_broken = ((bits & _EXPONENT == _EXPONENT) | (bits & _LOW != 0)).any(1)
+        bits[is_broken] = 0
+        self._high[changed] = bits >> _SHIFT
         self.is_broken[changed] = is_broken
         self.num_broken = int(self.is_broken.sum())
 
     def put(self, row: int, raw: NDArray[np.uint8], values: Float32) -> None:
         """A row that is written to the pool now; its values are finite."""
         self._raw[row] = raw
-        self.values[row] = values
+        self._high[row] = values.view(np.uint32) >> _SHIFT
         if self.num_broken:
             self.is_broken[row] = False
             self.num_broken = int(self.is_broken.sum())
@@ -64,7 +70,7 @@ class Ring:
 
 def ring_bytes(num_rows: int, row_bytes: int) -> int:
     """Memory of a `Ring`."""
-    return num_rows * (row_bytes + 4 * (row_bytes * 32 // 33))
+    return num_rows * (row_bytes + 2 * (row_bytes * 32 // 33))
 
 
 class DecodedRings:

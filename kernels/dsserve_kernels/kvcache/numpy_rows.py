@@ -82,10 +82,11 @@ def window_rows(rows: Float32) -> tuple[NDArray[np.uint8], Float32]:
     quotients, scale = scaled(rows)
     count, dim = rows.shape
     raw = np.empty((count, dim + dim // 32), dtype=np.uint8)
-    raw[:, :dim] = e4m3_codes(quotients).reshape(count, dim)
+    values = round_e4m3(quotients)
+    raw[:, :dim] = e4m3_codes(values, quotients).reshape(count, dim)
     raw[:, dim:] = (scale.view(np.int32) >> 23).reshape(count, -1)
     # Codes keep the sign of a zero, the rounding by addition does not.
-    values = np.copysign(round_e4m3(quotients), quotients)
+    np.copysign(values, quotients, values)
     np.multiply(values, scale, values)
     return raw, values.reshape(count, dim)
 

@@ -23,6 +23,8 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)
 _TORCH_SIZE = 1 << 11
 #: Bits of 2^-6, the least normal E4M3 number: below it the step stays the same.
 _LEAST_POWER = np.int32((127 - 6) << 23)
+#: From 2^-6 to 2^-126.
+_TO_CODE = np.float32(2.0**-120)
 #: Turns the bits of 2^e into those of 1.5 * 2^(e + 20): adding that number rounds to steps of 2^(e - 3).
 _TO_ROUNDER = np.int32((20 << 23) + 0x400000)
 
@@ -69,9 +71,11 @@ def round_fp8_array(x: Float32) -> Float64:
     return values.astype(np.float64).reshape(x.shape)
 
 
-def e4m3_codes(quotients: Float32) -> NDArray[np.uint8]:
-    """E4M3 codes of quotients, in their shape."""
-    codes: NDArray[np.uint8] = (
-        torch.from_numpy(quotients).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-    )
-    return codes
+def e4m3_codes(rounded: Float32, quotients: Float32) -> NDArray[np.uint8]:
+    """E4M3 codes of quotients that `round_e4m3` rounded, in their shape; what is no number has the code of NaN."""
+    # The least normal number becomes the least normal float32, so that exponent, mantissa and the numbers below it
+    # have the bits of the codes.
+    codes = (np.abs(rounded) * _TO_CODE).view(np.int32) >> np.int32(20)
+    np.minimum(codes, np.int32(0x7F), out=codes)
+    np.bitwise_or(codes, (quotients.view(np.int32) >> np.int32(24)) & np.int32(0x80), codes)
+    return codes.astype(np.uint8)
