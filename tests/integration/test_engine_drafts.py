@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class Run:
         later: dict[int, Callable[[], wire.ToEngine]] | None = None,
         is_overlapped: bool = True,
         gamma: int = GAMMA,
+        decode_interval: int = 1000,
         **config: Any,
     ) -> None:
         pattern = {"draft_accept": PATTERN} if gamma else {}
@@ -73,7 +75,7 @@ class Run:
             inbox=Inbox(self.socket_in, clock=self._clock),
             outbox=Outbox(self.socket_out),
             requests=LiveRequests(has_scripts=True, draft_len=gamma),
-            step_log=StepLog(decode_interval=1000),
+            step_log=StepLog(decode_interval=decode_interval),
             is_overlapped=is_overlapped,
             draft_len=gamma,
             clock=self._clock,
@@ -249,6 +251,21 @@ def assert_metrics(stats: dict[str, Any], lengths: list[tuple[int, int]]) -> Non
             below = sum(pair[column] <= end for pair in lengths)
             assert value(f"{name}_bucket", str(float(end))) == below
     assert value("spec_draft_tokens_total") >= sum(verified)
+
+
+def test_the_line_of_decode_steps_tells_tokens_and_accept_length(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, logger="dsserve"):
+        run = Run(
+            [request(1, [5, 6, 7], max_new_tokens=25)], is_overlapped=False, decode_interval=1
+        )
+    lines = [getattr(record, "fields", None) for record in caplog.records]
+    steps = [line for line in lines if line and "accept_len" in line]
+    assert sum(line["tokens"] for line in steps) == 24
+    # A line without a verification (no drafts near the limit) tells 0.
+    assert [line["accept_len"] or 1 for line in steps] == [line["tokens"] for line in steps]
+    assert len(run.ids[1]) == 25
 
 
 def test_requests_without_drafts_ride_along() -> None:

@@ -19,6 +19,7 @@ class DraftCounts:
         self._by_request: dict[int, tuple[int, int]] = {}
         self._accept_lens = [0] * (draft_len + 1)
         self._verify_lens = [0] * (draft_len + 1)
+        self._told = (0, 0)
 
     def note(self, drafts: StepDrafts, outputs: StepOutputs) -> None:
         """Count a step's drafts; of requests that had ended before, nothing is counted."""
@@ -50,6 +51,16 @@ class DraftCounts:
     def forget(self, request_id: int) -> None:
         """Forget an ended request."""
         self._by_request.pop(request_id, None)
+
+    def take_accept_len(self) -> float:
+        """Mean accept length since the last call, the token behind the drafts included; 0 without a verification."""
+        calls = sum(self._accept_lens)
+        accepted = sum(length * count for length, count in enumerate(self._accept_lens))
+        told_calls, told_accepted = self._told
+        self._told = calls, accepted
+        if calls == told_calls:
+            return 0.0
+        return round(1 + (accepted - told_accepted) / (calls - told_calls), 3)
 
     def totals(self) -> dict[str, Any]:
         """Verifications by their number of drafts and of accepted drafts, for the metrics."""
