@@ -16,6 +16,7 @@ from tools.gpu_bundle.wheels import ON_THE_MACHINE, SERVE, download, needed
 logger = logging.getLogger("gpu_bundle")
 
 ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "python/dsserve/assets/dsserve-tiny"
 RUN = Path(__file__).resolve().parent / "run"
 #: Folders of the source tree that checks need, and what of them is left out.
 CODE = ("python", "kernels", "examples", "tests", "pyproject.toml")
@@ -41,16 +42,14 @@ def main() -> int:
         Part("extension", [extension], "the Rust extension"),
         Part("code", [options.tree / name for name in CODE], "Python packages and tests"),
     ]
-    if options.checkpoint is not None:
-        expected = scratch / "expected.json"
-        if not expected.is_file() or options.fresh:
-            _write_expected(options.checkpoint, expected)
-        parts.append(Part("model", [options.checkpoint, expected], "embedded checkpoint"))
+    expected = scratch / "expected.json"
+    if not expected.is_file() or options.fresh:
+        _write_expected(options.checkpoint, expected)
+    packed = [] if options.beside_checkout else [options.checkpoint]
+    parts.append(Part("model", [*packed, expected], "checkpoint and what it says on the CPU"))
     parts += [
         Part(folder.name, [folder], "golden data") for folder in options.golden if folder.is_dir()
     ]
-    if options.checker is not None:
-        parts.append(Part("checker", [options.checker], "the checker of the golden data"))
     sizes = {}
     for part in parts:
         target = out / f"{part.name}.tar.xz"
@@ -84,9 +83,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--provided", nargs="*", default=[], help="packages of the machine beside torch and numpy"
     )
-    parser.add_argument("--checkpoint", type=Path, help="checkpoint to serve there")
+    parser.add_argument("--checkpoint", type=Path, default=SHIPPED, help="what is served there")
     parser.add_argument("--golden", type=Path, nargs="*", default=[], help="golden checkpoints")
-    parser.add_argument("--checker", type=Path, help="check_golden.py")
+    parser.add_argument(
+        "--beside-checkout",
+        action="store_true",
+        help="the source tree travels, too: its checkpoint is not packed",
+    )
     parser.add_argument("--fresh", action="store_true", help="compute expected tokens again")
     return parser.parse_args()
 

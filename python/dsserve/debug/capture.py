@@ -19,6 +19,7 @@ KINDS = (
     "engram_stream",
     "next_pre",
     "topk",
+    "index_scores",
     "route_ids",
     "route_w",
     "engram_hash",
@@ -44,12 +45,12 @@ class TensorCapture:
         self._pieces.setdefault(name, []).append(tensor.clone())
 
     def tensors(self) -> dict[str, Tensor]:
-        """One tensor per name, the rows of all chunks joined; shorter top-k lists are filled up with -1."""
+        """One tensor per name, the rows of all chunks joined; shorter top-k lists and scores are filled up with -1."""
         return {name: _joined(pieces) for name, pieces in self._pieces.items()}
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
-    if pieces[0].dim() == 2 and not pieces[0].is_floating_point():
+    if pieces[0].dim() == 2 and len({piece.shape[1] for piece in pieces}) > 1:
         width = max(piece.shape[1] for piece in pieces)
         pieces = [
             torch.nn.functional.pad(piece, (0, width - piece.shape[1]), value=-1)

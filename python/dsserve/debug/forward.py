@@ -49,6 +49,7 @@ class Case:
     decode_steps: int = 0
     capture: frozenset[str] = field(default_factory=frozenset)
     draft: bool = False
+    forced_ids: tuple[int, ...] = ()
 
     @property
     def output_prefix(self) -> str:
@@ -92,6 +93,7 @@ def _case(index: int, entry: Any, config: ModelConfig) -> Case:
             "decode_steps",
             "draft",
             "capture",
+            "forced_ids",
         }
     )
     if unknown:
@@ -121,6 +123,13 @@ def _case(index: int, entry: Any, config: ModelConfig) -> Case:
         )
     if prefix and (mode != "replay" or prefix % 2 or not 0 < prefix < len(ids)):
         raise refuse("cached_prefix needs mode replay and must be even and shorter than input_ids")
+    forced = entry.get("forced_ids", [])
+    if not isinstance(forced, list) or not all(
+        isinstance(i, int) and 0 <= i < config.vocab_size for i in forced
+    ):
+        raise refuse(f"forced_ids must be a list of ids below {config.vocab_size}")
+    if forced and len(forced) < entry.get("decode_steps", 0) - 1:
+        raise refuse("forced_ids must have an id for each decode step but the last")
     chunk = entry.get("chunk")
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise refuse(f"chunk must be a positive integer or null, not {chunk!r}")
@@ -138,6 +147,7 @@ def _case(index: int, entry: Any, config: ModelConfig) -> Case:
         entry.get("decode_steps", 0),
         capture,
         draft,
+        tuple(forced),
     )
 
 
@@ -258,7 +268,7 @@ class CaseRunner:
     ) -> dict[str, Tensor]:
         """Greedy tokens [n], the logits [n, V] they were taken from, and the drafts behind each step if asked for.
 
-        Tokens travel through the token ring.
+        Tokens travel through the token ring; forced ids are given instead.
         """
         recorder = None
         if case.draft and runner.model.draft is not None:
@@ -271,7 +281,8 @@ class CaseRunner:
         tokens = [token]
         runner.seed_token(_SLOT, start, token)
         for step in range(case.decode_steps - 1):
-            logits, store = runner.decode(planner.step([-1], start + step, (), tail_len=1))
+            given = case.forced_ids[step] if case.forced_ids else -1
+            logits, store = runner.decode(planner.step([given], start + step, (), tail_len=1))
             token = logits.argmax(1)
             runner.pools.token_ring[store] = token
             if recorder is not None:

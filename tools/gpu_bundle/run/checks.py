@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+#: The trained checkpoint of a source tree that travels beside the bundle.
+SHIPPED = "python/dsserve/assets/dsserve-tiny"
 #: Seconds that are kept for writing the results.
 RESERVE_S = 8.0
 
@@ -44,8 +46,8 @@ class Place:
     @property
     def model(self) -> Path:
         """The checkpoint to serve."""
-        [folder] = [p for p in (self.work / "model").iterdir() if p.is_dir()]
-        return folder
+        packed = [path for path in (self.work / "model").iterdir() if path.is_dir()]
+        return packed[0] if packed else Path(SHIPPED).resolve()
 
     def environment(self, **changes: str) -> dict[str, str]:
         """Variables of a process that imports the bundle's packages."""
@@ -96,13 +98,15 @@ class Check:
     note: str = r"passed|failed|error|Error|FAIL"
 
 
-def golden(name: str, level: str, extra: str = "") -> Check:
-    """check_golden.py through `--device cuda`."""
-    command: tuple[str, ...] = ("{python}", "{work}/checker/check_golden.py")
-    command += ("--dsserve", "{bin}/dsserve", "--ckpt", f"{{{name}}}", "--level", level)
-    command += (f"--extra=--device cuda {extra}".strip(),)
-    suffix = ".graph" if "graph" in extra else ""
-    return Check(f"golden.{name}.{level}{suffix}", command)
+def golden(name: str, level: str, *flags: str) -> Check:
+    """golden_device.py through `--device cuda`."""
+    command = ("{python}", "{bundle}/golden_device.py", "{bin}/dsserve", f"{{{name}}}", level)
+    suffix = ".graph" if flags else ""
+    return Check(
+        f"golden.{name}.{level}{suffix}",
+        (*command, "--device", "cuda", *flags),
+        note=r"passed|FAIL|flips|Error",
+    )
 
 
 def server(
@@ -157,10 +161,16 @@ CHECKS = (
     golden("v41-tiny-a", "released", "--cuda-graph"),
     golden("geom", "fp32", "--cuda-graph"),
     golden("geom", "released", "--cuda-graph"),
-    Check("embedded", ("{python}", "{bundle}/embedded_check.py", "{work}/model", "{bin}/dsserve")),
+    Check(
+        "embedded",
+        ("{python}", "{bundle}/embedded_check.py", "{work}/model", "{model}", "{bin}/dsserve"),
+    ),
     Check(
         "embedded.graph",
-        ("{python}", "{bundle}/embedded_check.py", "{work}/model", "{bin}/dsserve", "--cuda-graph"),
+        (
+            *("{python}", "{bundle}/embedded_check.py", "{work}/model", "{model}"),
+            *("{bin}/dsserve", "--cuda-graph"),
+        ),
     ),
     server("overlap", guard=True, alone=True),
     server("plain", "--disable-overlap-schedule", port=31010),

@@ -1,6 +1,6 @@
 """Greedy tokens of the served checkpoint on the device against those of the CPU, up to near-ties.
 
-embedded_check.py MODEL_FOLDER DSSERVE [FLAG...]: the folder holds the checkpoint and expected.json.
+embedded_check.py FOLDER CHECKPOINT DSSERVE [FLAG...]: the folder holds expected.json.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ EOS = 1
 
 def main() -> int:
     """Run and compare; returns the exit code."""
-    folder, dsserve, flags = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
-    expected = json.loads((folder / "expected.json").read_text())
-    [checkpoint] = [path for path in folder.iterdir() if path.is_dir()]
+    folder, checkpoint, dsserve, flags = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+    expected = json.loads((Path(folder) / "expected.json").read_text())
     with tempfile.TemporaryDirectory() as scratch:
         given, result = Path(scratch) / "in.json", Path(scratch) / "out.safetensors"
         given.write_text(json.dumps({"cases": expected["cases"]}))

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from dsserve.models.deepseek_v4.step import Step
 
 
+#: Numbers of index keys up to which they are read in float64 (16 MiB).
+_MAX_WIDE = 1 << 21
+
+
 class Indexer:
     """The indexer of one index source layer; its list serves the Reuse layers after it."""
 
@@ -64,6 +68,7 @@ class Indexer:
                     )
             elif self._is_restricted and step.candidates is not None:
                 scores = scores.masked_fill(~step.candidates, -torch.inf)
+            step.record("index_scores", self._layer, scores, is_tail=rows is step.batch.decoder)
             chosen = self._ops.topk_rows(scores, self._topk)
             step.main_index = self._pool_rows(chosen, rows, step)
         step.record("topk", self._layer, chosen, is_tail=rows is step.batch.decoder)
@@ -92,8 +97,20 @@ class Indexer:
             self._ops.rope(query, step.rotation(self._rope, rows, is_compressed=True))
         )
         weights = self._head_weights(x).float() * self._scale
-        keys = self._ops.load_index_rows(
-            step.pools.index[self._kv_source], step.batch.source_index[self._ratio], torch.float32
-        )
+        keys = self._keys(step)
         scores: Tensor = self._ops.index_scores(query, weights, keys, rows.row_request, visible)
         return scores
+
+    def _keys(self, step: Step) -> Tensor:
+        """[B, N, di] index keys of all requests; read once for all index sources of a KV source."""
+        keys = step.index_keys.get(self._kv_source)
+        if keys is None:
+            index = step.batch.source_index[self._ratio]
+            # Few keys are widened here as the products read them, many only part by part.
+            is_small = index.numel() * self._dim <= _MAX_WIDE
+            keys = step.index_keys[self._kv_source] = self._ops.load_index_rows(
+                step.pools.index[self._kv_source],
+                index,
+                torch.float64 if is_small else torch.float32,
+            )
+        return keys
