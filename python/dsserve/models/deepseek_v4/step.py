@@ -37,6 +37,7 @@ class Step:
         main_index: [T, K] pool rows chosen by the latest index source, -1 = none.
         candidates: [T, N] positions inside the candidate blocks, or None while nothing is restricted.
         whole_selections: (ratio, tail rows?) -> positions and pool rows of a selection that leaves nothing out.
+        index_keys: KV source -> index keys [B, N, di] of all requests, once they were read.
         capture: Recorder of intermediate tensors, or None.
         taps: Filled layer by layer with the draft model's input [T', D]: mean of the streams that enter each tap
             layer, rows of the decoder half. None: not wanted.
@@ -47,6 +48,7 @@ class Step:
     main_index: Tensor | None = None
     candidates: Tensor | None = None
     whole_selections: dict[tuple[int, bool], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    index_keys: dict[int, Tensor] = field(default_factory=dict)
     capture: Capture | None = field(default=None)
     taps: list[Tensor] | None = None
     _rotations: dict[tuple[bool, bool], Tensor] = field(default_factory=dict)
