@@ -6,18 +6,17 @@ a step are measured, not the step loop. `DSSERVE_BENCH_MODEL` names a checkpoint
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from benchmarks.record import Figure
 from dsserve import _native
-from dsserve.cli.default_model import default_model_path
+from dsserve.cli.default_model import embedded_model
 from dsserve.config.model import load_model_config
 from dsserve.debug.plans import RequestPlanner
 from dsserve.worker.batch import PlanView
@@ -25,8 +24,6 @@ from dsserve.worker.runner import Runner, RunnerSizes, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-logger = logging.getLogger(__name__)
 
 PAGE_SIZE = 64
 CONTEXTS = (160, 1024)
@@ -77,7 +74,7 @@ def merge(plans: Sequence[PlanView]) -> PlanView:
     names = PlanView.__dataclass_fields__
     values = {name: [getattr(plan, name) for plan in plans] for name in names}
     lengths = np.concatenate([np.diff(part) for part in values["cu_seqlens"]])
-    merged = {
+    merged: dict[str, Any] = {
         name: parts[0] if name in ("step_id", "phase") else np.concatenate(parts)
         for name, parts in values.items()
         if name != "cu_seqlens"
@@ -88,7 +85,7 @@ def merge(plans: Sequence[PlanView]) -> PlanView:
 def build_runner() -> tuple[Runner, Callable[[], _native.RadixCache]]:
     """A runner with room for the largest case, and a maker of page pools."""
     torch.set_num_threads(1)
-    path = Path(os.environ.get("DSSERVE_BENCH_MODEL") or default_model_path(say=logger.info))
+    path = Path(os.environ.get("DSSERVE_BENCH_MODEL") or embedded_model())
     config = load_model_config(path, {})
     length = max(CONTEXTS) + (STEPS + WARM_STEPS) * VERIFY_ROWS
     columns = -(-length // PAGE_SIZE)
