@@ -21,9 +21,10 @@ from dsserve.protocol.engine import SamplingParams
 from dsserve.worker import runner as runner_module
 from dsserve.worker.base import NUM_BUFFER_SETS, AdmittedRequest, allocate_plan_buffers
 from dsserve.worker.cuda import CudaWorker
-from dsserve.worker.cuda_sampler import DeviceSampler
+from dsserve.worker.cuda_speculation import CudaSpeculativeWorker
 from dsserve.worker.runner import Runner, RunnerSizes, load_model
 from dsserve.worker.sampler import Sampler
+from dsserve.worker.speculator import SpeculationSettings, Speculator
 from dsserve.worker.worker import ModelWorker
 
 if TYPE_CHECKING:
@@ -49,14 +50,14 @@ class Ask:
 class Drive:
     """A scheduler and a worker, two steps in flight."""
 
-    def __init__(self, build: Any) -> None:
+    def __init__(self, build: Any, algorithm: str = "none") -> None:
         server = resolve(
             ServerConfig(
                 model_path=str(CHECKPOINT),
                 page_size=16,
                 max_running_requests=SLOTS - 1,
                 chunked_prefill_size=48,
-                speculative_algorithm="none",
+                speculative_algorithm=algorithm,
             ),
             MODEL_CONFIG,
         )
@@ -106,7 +107,9 @@ class Drive:
                 result = handle.wait()
                 assert result.step_id == step_id
                 assert result.finished_s >= result.started_s
-                out = self.scheduler.apply(step_id, result.token_ids, result.status, 0)
+                out = self.scheduler.apply(
+                    step_id, result.token_ids, result.status, 0, result.num_ids
+                )
                 ids = np.frombuffer(out.token_ids, "<u4").tolist()
                 offsets = np.frombuffer(out.token_offsets, "<u4").tolist()
                 for index, request in enumerate(np.frombuffer(out.request_ids, "<u8").tolist()):
@@ -123,7 +126,13 @@ def sizes(capacity: dict[str, int]) -> RunnerSizes:
     return RunnerSizes(16, NUM_PAGES, capacity["slots"], capacity["columns"], 512)
 
 
-def load(platform: str, numerics: str = "released", device: torch.device | None = None) -> Any:
+def load(
+    platform: str,
+    numerics: str = "released",
+    device: torch.device | None = None,
+    *,
+    draft: bool = False,
+) -> Any:
     """Checkpoint A on a device, with the operators of a platform; the CPU runs those of CUDA, too."""
     with pytest.MonkeyPatch.context() as patch:
         chosen = runner_module.select_operators
@@ -134,6 +143,7 @@ def load(platform: str, numerics: str = "released", device: torch.device | None 
             numerics=numerics,
             context_length=512,
             device=device or torch.device("cpu"),
+            draft=draft,
         )
 
 
@@ -152,8 +162,24 @@ def device_worker(
 ) -> CudaWorker:
     runner = Runner(model, sizes(capacity), device.torch_device)
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
-    sampler = DeviceSampler(model.ops, **sampler_options())
+    sampler = Sampler(model.ops, **sampler_options(), device=device.torch_device)
     return CudaWorker(device, runner, sampler, buffers, buckets)
+
+
+def draft_worker(model: Any, device: Device, capacity: dict[str, int]) -> CudaSpeculativeWorker:
+    runner = Runner(model, sizes(capacity), device.torch_device)
+    buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
+    sampler = Sampler(model.ops, **sampler_options(), device=device.torch_device)
+    settings = SpeculationSettings(gamma=MODEL_CONFIG.dspark_block_size)
+    speculator = Speculator(
+        runner,
+        sampler,
+        model.draft,
+        settings,
+        device.torch_device,
+        inputs_on=torch.device("cpu"),
+    )
+    return CudaSpeculativeWorker(device, runner, sampler, buffers, speculator)
 
 
 def asks() -> list[Ask]:

@@ -8,7 +8,7 @@ import pytest
 
 from dsserve.worker.cuda_device import CudaDevice
 from dsserve.worker.cuda_graphs import Bucket
-from worker_drive import Drive, asks, cpu_worker, device_worker, load
+from worker_drive import Drive, asks, cpu_worker, device_worker, draft_worker, load
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +38,11 @@ def test_the_worker_draws_the_tokens_of_the_cpu_worker_and_never_waits(
     # A stored code that flips on a difference of 1e-7 may change a token of a long prompt.
     assert sum(same) >= len(same) - 1, (ours, expected)
     assert (drive.worker.num_replays > 0) == bool(buckets)
+
+
+def test_drafts_change_nothing(device: CudaDevice, expected: list[list[int]]) -> None:
+    model = load("cuda", "fp32", device.torch_device, draft=True)
+    drive = Drive(lambda capacity: draft_worker(model, device, capacity), "DSPARK")
+    ours = drive.run(asks())
+    same = [left == right for left, right in zip(ours, expected, strict=True)]
+    assert sum(same) >= len(same) - 1, (ours, expected)

@@ -94,7 +94,6 @@ def test_the_fake_model_drafts_where_it_is_told_how():
             2,
             "--speculative-num-draft-tokens",
         ),
-        ({"speculative_algorithm": "DSPARK", "device": "cuda"}, 2, "--speculative-algorithm"),
         (
             {"speculative_algorithm": "DSPARK", "speculative_use_block_verification": True},
             2,

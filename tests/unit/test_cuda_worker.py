@@ -8,7 +8,7 @@ import pytest
 
 from device_stand_in import StandInDevice
 from dsserve.worker.cuda_graphs import Bucket
-from worker_drive import Drive, asks, cpu_worker, device_worker, load
+from worker_drive import Drive, asks, cpu_worker, device_worker, draft_worker, load
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +34,10 @@ def test_the_device_worker_draws_the_tokens_of_the_cpu_worker(
     assert drive.run(asks()) == expected
     assert device.num_captures == len(buckets)
     assert (drive.worker.num_replays > 0) == bool(buckets)
+
+
+def test_drafts_on_the_device_give_the_tokens_without_drafts(expected: list[list[int]]) -> None:
+    model = load("cuda", draft=True)
+    device = StandInDevice()
+    drive = Drive(lambda capacity: draft_worker(model, device, capacity), "DSPARK")
+    assert drive.run(asks()) == expected

@@ -134,11 +134,6 @@ def _speculative_algorithm(config: ServerConfig, model: ModelConfig) -> str:
         raise ConfigError(
             f"--speculative-algorithm DSPARK: {remedy}", param="--speculative-algorithm"
         )
-    if config.device == "cuda" and wanted == "DSPARK":
-        raise ConfigError(
-            "--speculative-algorithm DSPARK: does not work yet with --device cuda; use none",
-            param="--speculative-algorithm",
-        )
     is_wanted = wanted == "DSPARK" or (wanted == "auto" and config.device != "cuda")
     return "DSPARK" if has_draft and is_wanted else "none"
 

@@ -162,7 +162,7 @@ class _Engine:
             "page_size": memory.page_size,
         }
         is_fake = server.load_format == "fake"
-        module = "fake" if is_fake else "cuda" if server.device == "cuda" else "worker"
+        module = "fake" if is_fake else "cuda_build" if server.device == "cuda" else "worker"
         build_worker: Callable[..., Worker] = importlib.import_module(
             f"dsserve.worker.{module}"
         ).build_worker

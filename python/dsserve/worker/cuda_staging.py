@@ -73,6 +73,18 @@ class StagingRing:
         return buffer
 
 
+def download(value: T, memory: Tensor) -> T:
+    """Copy all tensors of a nested value on the device to pinned memory, behind what is on the stream.
+
+    Returns:
+        The same with tensors in `memory` [bytes] uint8; they mean something once the copies are done.
+    """
+    host = _placed(value, memory)
+    for target, source in zip(tensors_of(host), tensors_of(value), strict=True):
+        target.copy_(source, non_blocking=True)
+    return host
+
+
 def packed_bytes(value: object) -> int:
     """Bytes that the tensors of a value take in a buffer."""
     return _places(tensors_of(value))[1]

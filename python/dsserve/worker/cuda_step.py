@@ -58,19 +58,15 @@ class CudaStep:
     """A launched step (`worker.base.StepHandle`).
 
     Attributes:
-        step_id: Of the plan.
-        samples: [B] bool, requests that draw.
-        drawn: [S, 2] int64 in pinned memory: ids and whether the logits were broken; valid once `finished` is passed.
         started: Before the step's first work.
-        finished: After the copy to `drawn`.
+        finished: After the copy of its results to pinned memory.
+        read: Makes the result of what lies there; told when the device began and ended.
         device_clock: Of the stream.
     """
 
-    step_id: int
-    samples: NDArray[np.bool_]
-    drawn: Tensor
     started: Event
     finished: Event
+    read: Callable[[float, float], StepResult]
     device_clock: DeviceClock
     _result: StepResult | None = None
 
@@ -100,14 +96,31 @@ class CudaStep:
         return self._result
 
     def _read(self, *, has_waited: bool) -> None:
-        started_s, finished_s = self.device_clock.interval(
-            self.started, self.finished, has_waited=has_waited
-        )
+        interval = self.device_clock.interval(self.started, self.finished, has_waited=has_waited)
+        self._result = self.read(*interval)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnIds:
+    """Reads the result of a step in which each sampled request draws one token.
+
+    Attributes:
+        step_id: Of the plan.
+        samples: [B] bool, requests that draw.
+        drawn: [S, 2] int64 in pinned memory: ids, and whether the logits were broken.
+    """
+
+    step_id: int
+    samples: NDArray[np.bool_]
+    drawn: Tensor
+
+    def __call__(self, started_s: float, finished_s: float) -> StepResult:
+        """The result; the copy to `drawn` is done."""
         drawn = self.drawn.numpy()
         token_ids = np.full(len(self.samples), -1, dtype=np.int32)
         token_ids[self.samples] = drawn[:, 0]
         status = np.full(len(self.samples), STATUS_OK, dtype=np.uint8)
         status[np.flatnonzero(self.samples)[drawn[:, 1] != 0]] = STATUS_NAN
-        self._result = StepResult(
+        return StepResult(
             self.step_id, token_ids, status, finished_s - started_s, started_s, finished_s
         )

@@ -63,7 +63,7 @@ class SamplingRow:
         self.first_free_position = self.prompt_len + request.min_new_tokens
         ends = set(request.stop_token_ids) | (set() if request.ignore_eos else set(eos_token_ids))
         self.end_ids = (
-            torch.tensor(sorted(ends), dtype=torch.int64, device=device)
+            torch.tensor(sorted(ends), dtype=torch.int64).to(device, non_blocking=True)
             if request.min_new_tokens
             else None
         )
@@ -77,7 +77,7 @@ class SamplingRow:
             self.output_counts = torch.zeros(vocab_size, dtype=torch.int32, device=device)
             in_prompt = torch.zeros(vocab_size, dtype=torch.bool)
             in_prompt[torch.from_numpy(request.prompt_token_ids.astype(np.int64))] = True
-            self.in_prompt = in_prompt.to(device)
+            self.in_prompt = in_prompt.to(device, non_blocking=True)
 
     @property
     def changes_logits(self) -> bool:
@@ -90,8 +90,9 @@ def _bias_tensors(
 ) -> tuple[Tensor, Tensor] | None:
     if not bias:
         return None
-    ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
-    return ids, torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+    ids = torch.tensor(list(bias), dtype=torch.int64)
+    values = torch.tensor(list(bias.values()), dtype=torch.float32)
+    return ids.to(device, non_blocking=True), values.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class SamplingTable:
         numbers: [S, 6] float32.
         top_k: [S] int64.
         seed: [S] int64.
+        is_greedy: Whether every request takes its arg-max.
         penalised: [P] those of the requests that have penalties, None without any.
         simulated: [S] float64 accepted drafts that benchmarks want on average, NaN = the truth; None without any.
     """
@@ -111,6 +113,7 @@ class SamplingTable:
     numbers: Tensor
     top_k: Tensor
     seed: Tensor
+    is_greedy: bool
     penalised: Tensor | None
     simulated: Tensor | None
 
@@ -133,6 +136,7 @@ class SamplingTable:
             torch.from_numpy(numbers).to(device, non_blocking=True),
             put([row.top_k for row in rows], torch.int64),
             put([row.seed for row in rows], torch.int64),
+            bool((numbers[:, _TEMPERATURE] <= 0).all()),
             put(penalised, torch.int64) if penalised else None,
             put(means, torch.float64) if has_simulated else None,
         )
@@ -253,6 +257,8 @@ class Sampler:
             ids [R] int64 and broken [R] bool, see `draw`.
         """
         logits, broken = self._prepared(logits, table, runs)
+        if table.is_greedy:
+            return logits.argmax(1).masked_fill(broken, 0), broken
         seed = table.seed[runs.request]
         ids: Tensor = self._ops.sample(
             logits, *table.truncation(runs.request), seed, runs.positions

@@ -141,6 +141,7 @@ class Speculator:
         draft: Drafts,
         settings: SpeculationSettings,
         device: torch.device,
+        inputs_on: torch.device | None = None,
     ) -> None:
         """Allocate the relay buffers.
 
@@ -150,11 +151,12 @@ class Speculator:
             draft: The model's draft head.
             settings: How.
             device: Where everything is.
+            inputs_on: Where `prepare` leaves its tensors, if somebody else brings them to the device.
         """
         config, ops = runner.model.config, runner.model.ops
         keeps_logits = settings.sampling == "rejection"
         self._runner, self._sampler, self._draft = runner, sampler, draft
-        self._ops, self._device = ops, device
+        self._ops, self._inputs_on = ops, inputs_on or device
         self.settings = settings
         self.relay = Relay(
             config,
@@ -194,7 +196,7 @@ class Speculator:
         """
 
         def put(array: NDArray[np.int64]) -> Tensor:
-            return torch.from_numpy(array).to(self._device, non_blocking=True)
+            return torch.from_numpy(array).to(self._inputs_on, non_blocking=True)
 
         batch = None
         if plan.continues.any():
@@ -206,8 +208,8 @@ class Speculator:
             plan=plan,
             page_deltas=put(plan.page_deltas),
             batch=batch,
-            inputs=StepInputs.of(plan, self._device),
-            table=SamplingTable.of(rows, self._device),
+            inputs=StepInputs.of(plan, self._inputs_on),
+            table=SamplingTable.of(rows, self._inputs_on),
             floors=put(plan.tail_floor[plan.samples]),
             limits=put(plan.draft_len),
             drafting=put(np.flatnonzero(wants)),
@@ -239,9 +241,20 @@ class Speculator:
         return SpeculativeResult(accepted, at.num_drafts, confidences)
 
     def fetch(
-        self, step: SpeculativeStep, result: SpeculativeResult, started_s: float
+        self,
+        step: SpeculativeStep,
+        result: SpeculativeResult,
+        started_s: float,
+        finished_s: float | None = None,
     ) -> StepResult:
-        """The step's result on the host, runs one after another; waits for the device."""
+        """The step's result on the host, runs one after another; waits for the device.
+
+        Args:
+            step: The step.
+            result: From `run`.
+            started_s: When the device began.
+            finished_s: When it ended; None = when this call has everything.
+        """
         plan, accepted = step.plan, result.accepted
         sampled = np.flatnonzero(plan.samples)
         ids = accepted.ids.to(torch.int32).cpu().numpy()
@@ -256,7 +269,7 @@ class Speculator:
         status = np.full(plan.num_requests, STATUS_OK, dtype=np.uint8)
         status[sampled[is_broken]] = STATUS_NAN
         confidences = result.confidences.cpu().numpy()
-        finished_s = time.monotonic()
+        finished_s = time.monotonic() if finished_s is None else finished_s
         if self.planner is not None:
             is_ragged = step.budget is not None and self.settings.verify == "compact"
             self.planner.finished(

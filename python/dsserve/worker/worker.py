@@ -166,29 +166,7 @@ def build_worker(
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
     if model.draft is None:
         return ModelWorker(runner, sampler, buffers)
-    settings = SpeculationSettings(
-        gamma=gamma,
-        verify=server.speculative_dspark_verify,
-        sampling=server.speculative_dspark_sampling,
-        is_block=server.speculative_use_block_verification,
-        temperatures=(
-            read_temperatures(server.speculative_dspark_temperatures, gamma)
-            if server.speculative_dspark_temperatures
-            else ()
-        ),
-        cost_table=(
-            Path(server.speculative_dspark_cost_table)
-            if server.speculative_dspark_cost_table
-            else None
-        ),
-    )
-    logger.info(
-        "DSpark: %d drafts behind the anchor (--speculative-num-draft-tokens %d), verification %s, sampling %s",
-        gamma,
-        gamma + 1,
-        settings.verify,
-        settings.sampling,
-    )
+    settings = speculation_settings(server, gamma)
     speculator = Speculator(runner, sampler, model.draft, settings, device)
     return SpeculativeWorker(runner, sampler, buffers, speculator)
 
@@ -218,6 +196,34 @@ class SpeculativeWorker(ModelWorker):
         started = time.monotonic()
         result = self._speculator.run(step)
         return self._speculator.fetch(step, result, started)
+
+
+def speculation_settings(server: ServerConfig, gamma: int) -> SpeculationSettings:
+    """What the flags say of drafts, which is logged."""
+    settings = SpeculationSettings(
+        gamma=gamma,
+        verify=server.speculative_dspark_verify,
+        sampling=server.speculative_dspark_sampling,
+        is_block=server.speculative_use_block_verification,
+        temperatures=(
+            read_temperatures(server.speculative_dspark_temperatures, gamma)
+            if server.speculative_dspark_temperatures
+            else ()
+        ),
+        cost_table=(
+            Path(server.speculative_dspark_cost_table)
+            if server.speculative_dspark_cost_table
+            else None
+        ),
+    )
+    logger.info(
+        "DSpark: %d drafts behind the anchor (--speculative-num-draft-tokens %d), verification %s, sampling %s",
+        gamma,
+        gamma + 1,
+        settings.verify,
+        settings.sampling,
+    )
+    return settings
 
 
 def draft_len_of(server: ServerConfig, model: ModelConfig) -> int:

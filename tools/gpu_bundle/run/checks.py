@@ -173,6 +173,7 @@ CHECKS = (
         ),
     ),
     server("overlap", guard=True, alone=True),
+    server("dspark", "--speculative-algorithm", "DSPARK", guard=True, port=31030, alone=True),
     server("plain", "--disable-overlap-schedule", port=31010),
     server("eager", "--disable-cuda-graph", guard=True, port=31020),
 )
