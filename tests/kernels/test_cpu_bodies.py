@@ -11,7 +11,8 @@ from dsserve_kernels.arrays import MAX_ELEMENTS
 from dsserve_kernels.quant.numpy_fp8 import e4m3_codes, round_e4m3, round_fp8_array, scaled
 from dsserve_kernels.reference.quant import quantize_fp8, round_fp8_wide
 from dsserve_kernels.registry import REGISTRY
-from kernel_cases import CASES, Source, run
+from kernel_cases import CASES, run
+from kernel_sources import Source
 
 NUMPY_BODIES = sorted(
     name

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsserve_kernels.registry import REGISTRY
 from dsserve_kernels.torch_device import experts
-from kernel_cases import CASES, Source, run
+from kernel_cases import CASES, run
+from kernel_sources import Source
 
 BODIES = sorted(
     name

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dsserve_kernels.reference.quant import round_fp4_main, round_fp8
 from dsserve_kernels.select import REGISTRY
-from kernel_cases import CASES, EXPERTS, Source, pool, shared
+from kernel_cases import CASES
+from kernel_sources import EXPERTS, Source, pool, shared
 
 seeds = st.integers(0, 2**31)
 quick = settings(max_examples=15, deadline=None)

@@ -12,7 +12,9 @@ from dsserve_kernels.attention import numpy_window
 from dsserve_kernels.fused import numpy_attention, numpy_experts, numpy_streams
 from dsserve_kernels.fused.values import FEW_ROWS, rotation_of, round_bf16, round_fp8
 from dsserve_kernels.reference.quant import round_fp8_wide
-from kernel_cases import CASES, REFERENCE, Source, fused, run, shared
+from fused_cases import REFERENCE, fused
+from kernel_cases import CASES, run
+from kernel_sources import Source, shared
 
 MODULES = {
     "sublayer_input": numpy_streams,

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dsserve_kernels.registry import REGISTRY
-from kernel_cases import BODIES, CASES, Source, run
+from kernel_cases import BODIES, CASES, run
+from kernel_sources import Source
 
 DTYPES = [torch.bfloat16, torch.float32]
 ROWS = 70

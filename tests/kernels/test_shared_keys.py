@@ -10,7 +10,7 @@ from torch import Tensor
 from dsserve_kernels.attention.numpy_attention import sparse_attention
 from dsserve_kernels.attention.shared_keys import SharedKeys
 from dsserve_kernels.reference.attention import sparse_attention as reference_attention
-from kernel_cases import DIM, Source, pool
+from kernel_sources import DIM, Source, pool
 
 HEADS, WINDOW = 4, 24
 

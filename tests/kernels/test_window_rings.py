@@ -10,7 +10,8 @@ from dsserve_kernels.attention.window_index import WindowIndex
 from dsserve_kernels.fused import chains
 from dsserve_kernels.kvcache.decoded_rings import DecodedRings
 from dsserve_kernels.reference.kvcache import load_window_rows, store_window_rows
-from kernel_cases import DIM, REFERENCE, RING_ROWS, Source, pool, rings_pool, shared
+from fused_cases import REFERENCE, RING_ROWS, rings_pool
+from kernel_sources import DIM, Source, pool, shared
 
 HEADS = 4
 
