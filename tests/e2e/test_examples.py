@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api_server import ServerProcess, start_server, wait_ready
-from dsserve.cli.default_model import default_model_path
+from dsserve.cli.default_model import embedded_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ TIMEOUT_S = 400
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, ...]]:
     """A server of the embedded model and one of the fake model."""
     folder = tmp_path_factory.mktemp("servers")
-    model = default_model_path(say=lambda _line: None)
+    model = embedded_model()
     started = (
         start_server(model, folder / "model.log", is_fake=False),
         start_server(model, folder / "fake.log"),
