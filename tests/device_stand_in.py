@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dsserve.worker.tensor_tree import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
+T = TypeVar("T")
 #: Operators that on CUDA wait for the device, because a size or a number of the host depends on what is in a tensor.
 WAITS = (
     "nonzero",
@@ -106,13 +109,14 @@ class StandInDevice:
         finally:
             self.is_launching = False
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """A graph that runs the work again and fills the same tensor."""
+    def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """A graph that runs the work again and fills the same tensors."""
         self.num_captures += 1
         result = work()
 
         def replay() -> None:
-            result.copy_(work())
+            for kept, new in zip(tensors_of(result), tensors_of(work()), strict=True):
+                kept.copy_(new)
 
         return replay, result
 

@@ -166,7 +166,9 @@ def device_worker(
     return CudaWorker(device, runner, sampler, buffers, buckets)
 
 
-def draft_worker(model: Any, device: Device, capacity: dict[str, int]) -> CudaSpeculativeWorker:
+def draft_worker(
+    model: Any, device: Device, capacity: dict[str, int], buckets: Sequence[Bucket] = ()
+) -> CudaSpeculativeWorker:
     runner = Runner(model, sizes(capacity), device.torch_device)
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
     sampler = Sampler(model.ops, **sampler_options(), device=device.torch_device)
@@ -179,7 +181,19 @@ def draft_worker(model: Any, device: Device, capacity: dict[str, int]) -> CudaSp
         device.torch_device,
         inputs_on=torch.device("cpu"),
     )
-    return CudaSpeculativeWorker(device, runner, sampler, buffers, speculator)
+    return CudaSpeculativeWorker(device, runner, sampler, buffers, speculator, buckets)
+
+
+def plain_asks() -> list[Ask]:
+    """Requests long enough for whole blocks of drafts, without penalties, bias or banned ends."""
+    rng = np.random.default_rng(6)
+    sampled = SamplingParams(temperature=0.7, seed=12, top_k=50)
+    greedy = SamplingParams(temperature=0.0)
+    return [
+        Ask([0, *rng.integers(3, 500, 11).tolist()], 12, greedy),
+        Ask([0, *rng.integers(3, 500, 4).tolist()], 12, sampled),
+        Ask([0, *rng.integers(3, 500, 17).tolist()], 12, greedy),
+    ]
 
 
 def asks() -> list[Ask]:

@@ -8,7 +8,15 @@ import pytest
 
 from device_stand_in import StandInDevice
 from dsserve.worker.cuda_graphs import Bucket
-from worker_drive import Drive, asks, cpu_worker, device_worker, draft_worker, load
+from worker_drive import (
+    Drive,
+    asks,
+    cpu_worker,
+    device_worker,
+    draft_worker,
+    load,
+    plain_asks,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +44,18 @@ def test_the_device_worker_draws_the_tokens_of_the_cpu_worker(
     assert (drive.worker.num_replays > 0) == bool(buckets)
 
 
-def test_drafts_on_the_device_give_the_tokens_without_drafts(expected: list[list[int]]) -> None:
+def test_drafts_on_the_device_change_nothing(expected: list[list[int]]) -> None:
     model = load("cuda", draft=True)
-    device = StandInDevice()
-    drive = Drive(lambda capacity: draft_worker(model, device, capacity), "DSPARK")
+    drive = Drive(lambda capacity: draft_worker(model, StandInDevice(), capacity), "DSPARK")
     assert drive.run(asks()) == expected
+
+
+@pytest.mark.slow
+def test_replayed_verify_steps_change_nothing(model: Any) -> None:
+    without = Drive(lambda capacity: device_worker(model, StandInDevice(), capacity))
+    drafting, device = load("cuda", draft=True), StandInDevice()
+    buckets = [Bucket(2, 512), Bucket(4, 96)]
+    drive = Drive(lambda capacity: draft_worker(drafting, device, capacity, buckets), "DSPARK")
+    assert drive.run(plain_asks()) == without.run(plain_asks())
+    assert device.num_captures == 2 * len(buckets)
+    assert drive.worker.num_replays > 2

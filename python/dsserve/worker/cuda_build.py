@@ -83,15 +83,15 @@ def build_worker(
     gc.collect()
     gc.freeze()
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
+    buckets = _buckets(server, capacity["requests"], context_length)
     if model.draft is None:
-        buckets = _buckets(server, capacity["requests"], context_length)
         worker = CudaWorker(device, runner, sampler, buffers, buckets)
     else:
         settings = speculation_settings(server, gamma)
         speculator = Speculator(
             runner, sampler, model.draft, settings, device.torch_device, inputs_on=_HOST
         )
-        worker = CudaSpeculativeWorker(device, runner, sampler, buffers, speculator)
+        worker = CudaSpeculativeWorker(device, runner, sampler, buffers, speculator, buckets)
     logger.info(
         "device %s: %s, plain torch operators; guard against waiting %s",
         device.torch_device,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch import Tensor
+
+T = TypeVar("T")
 
 
 class Event(Protocol):
@@ -60,8 +62,8 @@ class Device(Protocol):
         """
         ...
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record `work` once; returns what repeats it on the same memory, and the tensor it fills."""
+    def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """Record `work` once; returns what repeats it on the same memory, and its result, whose tensors it fills."""
         ...
 
     def synchronize(self) -> None:
@@ -114,7 +116,7 @@ class CudaDevice:
         with torch.cuda.stream(self._stream), no_waiting(is_on=is_on):
             yield
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Capture a CUDA graph; `work` must have run before, so that nothing is set up inside."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):

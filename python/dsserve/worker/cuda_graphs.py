@@ -32,7 +32,7 @@ MAX_TOKENS = 4096
 #: Room behind a graph's inputs for what the draw of the step is told (bytes).
 DRAW_BYTES = 1 << 16
 #: A padding row lies below every position that may be written.
-_NEVER_WRITTEN = 1 << 40
+NEVER_WRITTEN = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -165,7 +165,7 @@ def padded_plan(plan: PlanView, num_requests: int) -> PlanView:
     special = {
         "cu_seqlens": np.arange(num_requests + 1),
         "tail_len": np.ones(num_requests, dtype=np.int64),
-        "write_floor": _with(plan.write_floor, missing, _NEVER_WRITTEN),
+        "write_floor": _with(plan.write_floor, missing, NEVER_WRITTEN),
         "history_ids": _with(plan.history_ids, missing, -2),
         "page_deltas": plan.page_deltas,
         "released_slots": plan.released_slots,
