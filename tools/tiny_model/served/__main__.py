@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from benchmarks.http_server import ServerFailed
 from rich.console import Console
+from tools.tiny_model.scoring import EVAL_SEED
 from tools.tiny_model.served.client import RequestFailed
 from tools.tiny_model.served.report import line, rich_table, write_json, write_markdown
 from tools.tiny_model.served.rows import Misuse, select_rows
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         specs = select_rows(name.strip() for name in options.rows.split(",") if name.strip())
-        runner = Runner(_checkpoint(options.checkpoint), options.count)
+        runner = Runner(_checkpoint(options.checkpoint), options.count, options.seed)
         for result in runner.run(specs):
             sys.stdout.write(f"{line(result)}\n")
             sys.stdout.flush()
@@ -70,6 +71,7 @@ def _settings(runner: Runner, began_s: float) -> dict[str, Any]:
     return {
         "checkpoint": runner.checkpoint.name,
         "count": runner.count,
+        "seed": runner.seed,
         "seconds": round(time.monotonic() - began_s),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -79,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.tiny_model.served", description=__doc__)
     parser.add_argument("--checkpoint", type=Path, default=None, help="[the embedded model]")
     parser.add_argument("--count", type=int, default=64, help="examples per row [64]")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=EVAL_SEED,
+        help=f"of the draw of held-out examples [{EVAL_SEED}, as the trainer's]",
+    )
     parser.add_argument("--rows", default="", help="rows, separated by commas [all]")
     parser.add_argument("--out", type=Path, default=None, help="JSON file with every wrong case")
     parser.add_argument(

@@ -120,11 +120,11 @@ class Case:
         return content.rsplit("\n", 1)[-1] if shows_steps else content
 
 
-def build_cases(renderer: Renderer, name: str, count: int) -> list[Case]:
-    """The examples that the trainer scores, with the same draws."""
-    rng = Random(f"render {name} {EVAL_SEED}")
+def build_cases(renderer: Renderer, name: str, count: int, seed: int = EVAL_SEED) -> list[Case]:
+    """Held-out examples; with the default seed those that the trainer scores, with the same draws."""
+    rng = Random(f"render {name} {seed}")
     cases: list[Case] = []
-    for example in held_out(name, EVAL_SEED, count):
+    for example in held_out(name, seed, count):
         settings = settle(example, rng)
         sample = renderer.render(example, settings)
         if len(sample.ids) <= MAX_LENGTH:

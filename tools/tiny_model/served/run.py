@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tools.tiny_model.acceptance import AcceptanceMeter, accept_lengths
 from tools.tiny_model.render import Renderer, Settings
+from tools.tiny_model.scoring import EVAL_SEED
 from tools.tiny_model.served.cases import Case, build_cases, has_ended, parses
 from tools.tiny_model.served.client import ask_all
 from tools.tiny_model.served.contexts import hit_chain, longest_reply
@@ -40,11 +41,13 @@ class Runner:
     Attributes:
         checkpoint: Folder of the checkpoint.
         count: Examples per row.
+        seed: Of the draw of held-out examples.
         findings: What was found so far.
     """
 
     checkpoint: Path
     count: int
+    seed: int = EVAL_SEED
     findings: Findings = field(default_factory=Findings)
     _renderer: Renderer = field(init=False)
     _answers: dict[str, list[Answered]] = field(default_factory=dict)
@@ -84,7 +87,7 @@ class Runner:
 
     def _answer(self, url: str, spec: RowSpec) -> Result:
         began = time.monotonic()
-        answered = self._ask(url, build_cases(self._renderer, spec.data, self.count))
+        answered = self._ask(url, build_cases(self._renderer, spec.data, self.count, self.seed))
         self._answers[spec.name] = answered
         note = f"{time.monotonic() - began:.0f} s"
         return self.findings.add_answers(spec, answered, note=note)
@@ -114,7 +117,9 @@ class Runner:
         """The same prompts with each effort: reasoning must not shrink, and must be longest with `max`."""
         each_count = -(-self.count // len(_EFFORT_DATA))
         cases = [
-            case for name in _EFFORT_DATA for case in build_cases(self._renderer, name, each_count)
+            case
+            for name in _EFFORT_DATA
+            for case in build_cases(self._renderer, name, each_count, self.seed)
         ]
         lengths: list[list[int]] = []
         for effort in _EFFORTS:
@@ -166,7 +171,7 @@ class Runner:
 
     def _pressed(self, spec: RowSpec) -> list[tuple[Case, Pressed]]:
         count = max(1, self.count // _PRESSED_SHARE)
-        cases = build_cases(self._renderer, spec.data, count)
+        cases = build_cases(self._renderer, spec.data, count, self.seed)
         return [longest_reply(case, self._renderer) for case in cases]
 
     def _compare(
