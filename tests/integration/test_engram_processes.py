@@ -108,9 +108,9 @@ def expected_digest() -> str:
 @pytest.mark.parametrize(
     ("placement", "num_ranks"),
     [
-        ("host", 4),
+        ("host", 2),
         ("sharded", 3),
-        pytest.param("host", 2, marks=pytest.mark.slow),
+        pytest.param("host", 4, marks=pytest.mark.slow),
         pytest.param("sharded", 2, marks=pytest.mark.slow),
     ],
 )
@@ -129,8 +129,8 @@ def test_all_processes_read_the_rows_of_the_checkpoint(
 @pytest.mark.parametrize(
     ("placement", "num_ranks", "victim"),
     [
-        ("host", 2, 0),
         ("sharded", 4, 2),
+        pytest.param("host", 2, 0, marks=pytest.mark.slow),
         pytest.param("host", 3, 1, marks=pytest.mark.slow),
         pytest.param("sharded", 2, 1, marks=pytest.mark.slow),
     ],
@@ -154,9 +154,8 @@ def test_the_others_end_with_a_clean_error_when_one_is_killed(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("placement", "victim"), [("sharded", 1), pytest.param("host", 0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("placement", "victim"), [("sharded", 1), ("host", 0)])
 def test_a_death_while_loading_ends_the_wait_of_the_others(
     tmp_path: Path, placement: str, victim: int
 ) -> None:
@@ -168,6 +167,7 @@ def test_a_death_while_loading_ends_the_wait_of_the_others(
                 assert "died while it loaded" in line or "has ended" in line
 
 
+@pytest.mark.slow
 def test_a_part_that_cannot_be_loaded_is_told_to_the_others(tmp_path: Path) -> None:
     with running(tmp_path, "sharded", 2, trouble={1: "fail"}) as ranks:
         assert ranks[1].wait() == (REFUSED, "refused the disk is on fire")
