@@ -110,15 +110,19 @@ def test_greedy_answers_do_not_depend_on_drafts(embedded_checkpoint: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("part", range(5))
 @pytest.mark.parametrize(
     ("page_size", "chunk", "verify"),
     [(16, 144, "static"), (128, 256, "static"), (16, 144, "compact"), (128, 256, "cap")],
+    ids=["page16", "page128", "compact", "cap"],
 )
 def test_five_hundred_greedy_answers_do_not_depend_on_drafts(
-    embedded_checkpoint: Path, page_size: int, chunk: int, verify: str
+    embedded_checkpoint: Path, page_size: int, chunk: int, verify: str, part: int
 ) -> None:
-    rng = Random(page_size)
-    prompts = questions(500 if verify == "static" else 100)
+    """A hundred in each part."""
+    rng = Random(page_size + part)
+    prompts = questions(500)[part::5]
     again = [[*prompt, *prompt[:9]] for prompt in rng.sample(prompts, len(prompts) // 10)]
     batches = [*batches_of(prompts, rng), *batches_of(again, rng)]
     server = compare(
@@ -201,6 +205,7 @@ class FirstTokens:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -216,8 +221,13 @@ def test_two_sampled_tokens_follow_the_distribution_of_plain_sampling(
 ) -> None:
     """Chi-square of 10^5 draws: the first token from the prompt, the second from a step with a draft."""
     tokens = FirstTokens(embedded_checkpoint)
-    server = Server(partial(checkpoint_model, embedded_checkpoint), settings=settings)
-    sampling = SamplingParams(temperature=0.9, top_k=TOP_K, top_p=0.98)
+    server = Server(
+        partial(checkpoint_model, embedded_checkpoint),
+        settings=settings,
+        max_running_requests=TOP_K,
+    )
+    # Hot: the model is sure of most tokens, and hardly a draft would be rejected.
+    sampling = SamplingParams(temperature=2.5, top_k=TOP_K, top_p=0.98)
     observed = torch.zeros(TOP_K, tokens.first.shape[0], dtype=torch.int64)
     accepted = 0
     with torch.inference_mode():
@@ -226,7 +236,7 @@ def test_two_sampled_tokens_follow_the_distribution_of_plain_sampling(
             accepted += draw_two(tokens, server, rows, observed)
     server.close()
     expected = expected_pairs(tokens, server, sampling) * NUM_DRAWS
-    assert accepted > NUM_DRAWS // 10
+    assert 0.05 < accepted / NUM_DRAWS < 0.95
     assert_fits(observed, expected)
 
 

@@ -55,7 +55,7 @@ def assert_varied(server: Server) -> None:
 )
 def test_greedy_tokens_of_a_batch_do_not_depend_on_drafts(is_overlapped: bool) -> None:
     """The second batch finds prefixes of the first: hits beyond a window and within it."""
-    first = some_prompts(9)
+    first = some_prompts(7)
     hits = [[*prompt, 7 + i] for i, prompt in enumerate(first) if len(prompt) > 30]
     server = compare(
         small_model,
@@ -78,7 +78,7 @@ def test_greedy_tokens_of_a_batch_do_not_depend_on_drafts(is_overlapped: bool) -
 )
 def test_mixed_steps_change_no_token(sizes: dict[str, Any]) -> None:
     """Decode rows that ride along with prompts have no drafts, and positions that only the device knows."""
-    asks = asks_of(some_prompts(10), max_new_tokens=14)
+    asks = asks_of(some_prompts(7), max_new_tokens=14)
     server = compare(small_model, [asks], STATIC, has_oracle=True, **SMALL | sizes)
     assert_varied(server)
 
@@ -101,7 +101,7 @@ def test_retraction_changes_no_token() -> None:
 
 def test_ends_inside_a_run_change_no_token() -> None:
     """Stop tokens, stop strings and length limits at every place of a block; one and two tokens in all."""
-    prompts = some_prompts(12)
+    prompts = some_prompts(9)
     plain = Server(small_model, settings=None, **SMALL)
     outputs = plain.run(asks_of(prompts, max_new_tokens=14))
     plain.close()
@@ -146,7 +146,7 @@ def test_what_changes_logits_is_applied_row_by_row() -> None:
 @pytest.mark.parametrize("verify", [pytest.param("cap", marks=pytest.mark.slow), "compact"])
 def test_a_schedule_of_verification_changes_no_token(verify: str) -> None:
     settings = SpeculationSettings(gamma=GAMMA, verify=verify)
-    asks = asks_of(some_prompts(9), arrives=0)
+    asks = asks_of(some_prompts(6), arrives=0)
     server = compare(small_model, [asks], settings, has_oracle=True, **SMALL)
     assert max(server.accept_lens()) > 3
 
@@ -164,11 +164,11 @@ def test_shorter_blocks_and_requests_that_want_fewer_drafts(gamma: int) -> None:
 
 
 def test_a_seed_gives_the_same_alone_and_among_others() -> None:
-    prompts = some_prompts(7)
+    prompts = some_prompts(4)
     seeded = Ask(
-        prompts[6], max_new_tokens=16, sampling=SamplingParams(seed=3, logit_bias={EOS: -1e4})
+        prompts[3], max_new_tokens=16, sampling=SamplingParams(seed=3, logit_bias={EOS: -1e4})
     )
-    others = asks_of(prompts[:6], sampling=SamplingParams(logit_bias={EOS: -1e4}))
+    others = asks_of(prompts[:3], sampling=SamplingParams(logit_bias={EOS: -1e4}))
     server = Server(small_model, settings=STATIC, radix_cache=False, **SMALL)
     try:
         [alone] = server.run([seeded])
@@ -179,7 +179,7 @@ def test_a_seed_gives_the_same_alone_and_among_others() -> None:
         server.close()
 
 
-@pytest.mark.parametrize("length", [2.5, 6.0])
+@pytest.mark.parametrize("length", [2.5, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_a_simulated_accept_length_is_met_on_average(length: float) -> None:
     asks = asks_of(some_prompts(4), max_new_tokens=60, simulated_len=length)
     server = Server(small_model, settings=STATIC, **SMALL)
@@ -217,8 +217,8 @@ def test_a_simulated_accept_length_is_met_on_average(length: float) -> None:
 def test_greedy_requests_are_exact_however_others_are_sampled(
     settings: SpeculationSettings,
 ) -> None:
-    prompts = some_prompts(6)
-    asks = asks_of(prompts, sampling=GREEDY, max_new_tokens=12)
+    prompts = some_prompts(5)
+    asks = asks_of(prompts, sampling=GREEDY, max_new_tokens=10)
     server = compare(small_model, [asks], settings, **SMALL)
     assert server.accept_lens()
     sampled = Server(small_model, settings=settings, **SMALL)
