@@ -14,7 +14,7 @@ if [ ! -x "$tools/llvm-cov" ]; then
 fi
 packages=("$@")
 [ ${#packages[@]} -gt 0 ] || packages=(dsserve-radix-cache dsserve-scheduler dsserve-tokenizer)
-out=$PWD/target/coverage
+out=${CARGO_TARGET_DIR:-$PWD/target}/coverage
 rm -rf "$out" && mkdir -p "$out"
 cat >"$out/rustc" <<EOF
 #!/bin/sh

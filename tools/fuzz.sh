@@ -8,7 +8,8 @@ shift
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || targets=(radix_ops scheduler_events stream_decode encode)
 if ! command -v "${CXX:-c++}" >/dev/null; then
-  echo "fuzzing builds libFuzzer, which needs a C++ compiler: install g++ or clang++, or set CXX" >&2
+  echo "fuzzing builds libFuzzer, which needs a C++ compiler: install g++ or clang++, or set CXX." >&2
+  echo "Without one, blind mutation of the corpus: cd rust/fuzz && cargo run --release --bin smoke -- --seconds $seconds" >&2
   exit 1
 fi
 # What `cargo fuzz` sets, without a sanitizer: then it needs no nightly compiler, and the crates have no
