@@ -21,6 +21,7 @@ from kernel_sources import (
     shared,
     some_missing,
 )
+from speculative_cases import SPECULATIVE_CASES
 
 
 def _linear(**options: Any) -> RowCase:
@@ -225,6 +226,10 @@ CASES: dict[str, RowCase] = {
         lambda body, *rows: body(*rows),
     ),
     "sample": RowCase(_sampling, lambda body, *rows: body(*rows)),
+    "sampling_distribution": RowCase(
+        lambda s, n, t: _sampling(s, n, t)[:5], lambda body, *rows: body(*rows)
+    ),
+    **SPECULATIVE_CASES,
 }
 
 
