@@ -40,6 +40,7 @@ test-wheel: build ## Build a wheel and look into it
 
 test-all: test-rust build ## Run every test that needs no GPU, the slow ones too
 	cargo test --workspace --exclude dsserve-bindings --locked --tests -- --ignored
+	cargo test --manifest-path rust/fuzz/Cargo.toml --target-dir target --locked
 	$(PYTEST) -m "not gpu" $(ARGS)
 
 build: $(BUILT) ## Make .venv, build the Rust extension, install the package (editable)
