@@ -12,7 +12,10 @@ from dsserve.config.server import spellings
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Flags of other commands than `dsserve launch`.
-OTHER_FLAGS = {"--help", "--help-all", "--base-url", "--version", "--prompts", "--out"}
+OTHER_FLAGS = {
+    *("--help", "--help-all", "--base-url", "--version", "--prompts", "--out"),
+    *("--golden", "--beside-checkout", "--cuda-graph"),
+}
 
 
 @pytest.fixture(params=DOCUMENTS, ids=lambda path: path.name)
@@ -35,7 +38,7 @@ def test_flags_exist(text):
 def test_variables_exist(text):
     content, _ = text
     known = {"DSSERVE_" + name[2:].replace("-", "_").upper() for name in spellings()}
-    known |= {"DSSERVE_GOLDEN", "DSSERVE_"}
+    known |= {"DSSERVE_GOLDEN", "DSSERVE_SYNC_GUARD", "DSSERVE_"}
     assert set(re.findall(r"DSSERVE_[A-Z_]*(?<!\*)", content)) - known == set()
 
 
