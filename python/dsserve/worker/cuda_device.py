@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -33,8 +33,8 @@ class Event(Protocol):
         """Wait until the device has passed it."""
         ...
 
-    def elapsed_time(self, end_event: Event, /) -> float:
-        """Milliseconds from this event to `end_event`, both passed."""
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds from this event to `end_event`, both passed and of the same kind."""
         ...
 
 

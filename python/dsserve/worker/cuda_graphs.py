@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class DecodeGraphs:
             memory = torch.zeros(size, dtype=torch.uint8, device=self._device.torch_device)
             placed = self._staging.upload(batch, memory)
             self._runner.forward(placed)
-            replay, logits = self._device.capture(lambda batch=placed: self._runner.forward(batch))
+            replay, logits = self._device.capture(partial(self._runner.forward, placed))
             self._graphs[bucket] = _Graph(memory, replay, logits)
         if self._buckets:
             shapes = ", ".join(str(bucket.num_requests) for bucket in self._buckets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,7 +63,7 @@ class VerifyGraphs:
                 )
                 placed = self._staging.upload(step, memory)
                 self._run(placed)
-                replay, result = self._device.capture(lambda step=placed: self._run(step))
+                replay, result = self._device.capture(partial(self._run, placed))
                 self._graphs[bucket, is_greedy] = _Graph(memory, replay, result)
         if self._buckets:
             logger.info(
