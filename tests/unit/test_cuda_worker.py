@@ -44,6 +44,7 @@ def test_the_device_worker_draws_the_tokens_of_the_cpu_worker(
     assert (drive.worker.num_replays > 0) == bool(buckets)
 
 
+@pytest.mark.slow
 def test_drafts_on_the_device_change_nothing(expected: list[list[int]]) -> None:
     model = load("cuda", draft=True)
     drive = Drive(lambda capacity: draft_worker(model, StandInDevice(), capacity), "DSPARK")

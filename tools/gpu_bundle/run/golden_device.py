@@ -179,6 +179,8 @@ def margins(scores: Any, mine: list[int], theirs: list[int]) -> list[float]:
     if visible.numel() < 2:
         return []
     chosen = [position for position in mine if position >= 0]
+    if not chosen:
+        return []
     boundary = min(float(scores[position]) for position in chosen)
     spread = max(float(visible.double().std()), 1e-12)
     differing = {p for p in mine if p >= 0} ^ {p for p in theirs if p >= 0}
