@@ -29,7 +29,7 @@ KINDS = (
     "route_ids",
     "route_w",
 )
-#: Choices that differ lie this close to the boundary, in standard deviations of the row's scores: median, and 95 of 100.
+#: Swapped choices have scores this close, in standard deviations of the row's scores: median, and 95 of 100.
 NEAR, FAR = 0.25, 1.0
 
 
@@ -174,18 +174,17 @@ def compare(
 
 
 def margins(scores: Any, mine: list[int], theirs: list[int]) -> list[float]:
-    """How far from the boundary the positions lie that only one side chose, in deviations of the visible scores."""
+    """How far apart the scores of swapped positions are at most, in deviations of the row's visible scores.
+
+    Positions outside of the candidate blocks have no score here; the choice of blocks differs then, not that of rows.
+    """
     visible = scores[scores > float("-inf")]
-    if visible.numel() < 2:
+    own, other = {p for p in mine if p >= 0}, {p for p in theirs if p >= 0}
+    taken = [float(scores[p]) for p in own - other]
+    left = [float(scores[p]) for p in other - own if float(scores[p]) > float("-inf")]
+    if visible.numel() < 2 or not taken or not left:
         return []
-    chosen = [position for position in mine if position >= 0]
-    if not chosen:
-        return []
-    boundary = min(float(scores[position]) for position in chosen)
-    spread = max(float(visible.double().std()), 1e-12)
-    differing = {p for p in mine if p >= 0} ^ {p for p in theirs if p >= 0}
-    found = [float(scores[p]) for p in differing]
-    return [abs(score - boundary) / spread for score in found if score > float("-inf")]
+    return [(max(taken) - min(left)) / max(float(visible.double().std()), 1e-12)]
 
 
 def flips(report: Report) -> None:
@@ -196,8 +195,8 @@ def flips(report: Report) -> None:
         return
     middle, high = values[len(values) // 2], values[int(len(values) * 0.95)]
     text = (
-        f"{len(values)} positions differ; from the boundary: median {middle:.3f} (< {NEAR:g}), 95 % within {high:.3f} "
-        f"(< {FAR:g}), most {values[-1]:.3f} standard deviations of the row's scores"
+        f"{len(values)} rows chose otherwise; scores swapped lie apart: median {middle:.3f} (< {NEAR:g}), 95 % within "
+        f"{high:.3f} (< {FAR:g}), most {values[-1]:.3f} standard deviations of the row's scores"
     )
     report.say("flips", ok=middle < NEAR and high < FAR, text=text)
 
