@@ -46,10 +46,13 @@ def pool_tokens(requests: Sequence[Pressed]) -> int:
 
 
 def server_flags(requests: Sequence[Pressed]) -> list[str]:
-    """Flags of a server in which `ask_pressed` works: admission must not be cautious from the start."""
+    """Flags of a server in which `ask_pressed` works.
+
+    Admission must not be cautious from the start, and both requests must take a token a step: pages are kept ahead of drafts.
+    """
     return [
         "--page-size", str(PAGE_SIZE), "--max-total-tokens", str(pool_tokens(requests)),
-        "--schedule-conservativeness", "0.01",
+        "--schedule-conservativeness", "0.01", "--speculative-algorithm", "none",
     ]  # fmt: skip
 
 
