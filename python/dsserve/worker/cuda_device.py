@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -119,7 +120,7 @@ class CudaDevice:
     def capture(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Capture a CUDA graph; `work` must have run before, so that nothing is set up inside."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
+        with _no_collection(), torch.cuda.graph(graph, stream=self._stream):
             result = work()
         return graph.replay, result
 
@@ -140,3 +141,16 @@ def no_waiting(*, is_on: bool) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the collector from freeing graphs of an earlier worker meanwhile, which CUDA forbids during a capture."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
