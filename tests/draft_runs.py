@@ -264,6 +264,10 @@ class Server:
             told.add(request_id)
             if answer.code is FinishCode.NONE:
                 self.scheduler.finish(request_id, kept)
+            else:
+                # It ended in the same step, behind the stop: the bridge cuts the text all the same.
+                del answer.ids[kept:]
+                answer.code = FinishCode.STOP_STRING
 
     @staticmethod
     def _take(outputs: Any, answers: dict[int, Answer]) -> None:
