@@ -29,7 +29,7 @@ _RETRACTIONS = "dsserve_num_retracted_reqs_total"
 _REPORT_S = 3.0
 #: Rows served after retraction take so many examples of each they are compared with.
 _PRESSED_SHARE = 2
-_ACCEPT_SHARE = 8
+_ACCEPT_SHARE = 2
 _EFFORTS = ("low", "high", "max")
 _EFFORT_DATA = ("counting", "date", "units", "only-answer", "facts", "itself", "client", "strings")
 
