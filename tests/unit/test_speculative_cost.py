@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dsserve.errors import ConfigError
@@ -91,6 +91,7 @@ def test_impossible_times_are_ignored(step_s: float) -> None:
         max_size=25,
     )
 )
+@example([(1, 25, 0.5), (1, 26, 1.0)])  # a steep line, which reaches 0 before the first token
 def test_more_tokens_or_requests_never_cost_less(steps: list[tuple[int, int, float]]) -> None:
     cells = [(count, count + extra, seconds, 1.0) for count, extra, seconds in steps]
     curve = fit_additive(np.array(cells))

@@ -58,6 +58,8 @@ _SAMPLES, _MAX_CELLS = 15, 256
 _FIT_INTERVALS = (16, 256)
 #: Sweeps of the coordinate descent; weights of the smoothness of slopes, and of the requests' share.
 _SWEEPS, _SMOOTH, _SHRINK = 60, 1e-3, 1e-4
+#: Any step costs at least this share of the quickest one seen: extrapolated to few tokens it would else be free.
+_LEAST_BIAS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ def fit_additive(cells: Float) -> AdditiveCost:
     alpha = np.concatenate(([0.0], np.cumsum(values[1 : 1 + num_alpha])))
     theta = np.concatenate(([0.0], np.cumsum(values[1 + num_alpha :])))
     return AdditiveCost(
-        float(values[0]),
+        float(max(values[0], _LEAST_BIAS * seconds.min())),
         tuple((int(x), float(y)) for x, y in zip(request_knots, alpha, strict=True)),
         tuple((int(x), float(y)) for x, y in zip(token_knots, theta, strict=True)),
     )
