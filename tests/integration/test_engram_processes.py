@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import engram_rank
-from dsserve.config.env import child_environment
 from dsserve.config.model import load_model_config
 from dsserve.engram import peers
 from dsserve.engram.shared import folder_name, sweep
@@ -40,7 +40,7 @@ class Rank:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=child_environment(PYTHONPATH=":".join(sys.path), OMP_NUM_THREADS="1"),
+            env={**os.environ, "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"},
         )
 
     def line(self) -> str:

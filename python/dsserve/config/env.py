@@ -21,11 +21,6 @@ def environment() -> Mapping[str, str]:
     return dict(os.environ)
 
 
-def child_environment(**changes: str) -> dict[str, str]:
-    """Return the environment for a child process, with some variables set."""
-    return {**os.environ, **changes}
-
-
 def engine_environment() -> dict[str, str]:
     """Return the environment of an engine process: numpy's products run on one thread, as torch's do.
 

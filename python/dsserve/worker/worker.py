@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from dsserve.config.model import load_model_config
 from dsserve.config.server import ServerConfig
 from dsserve.engram.placement import EngramOptions
 from dsserve.engram.shared import folder_name
-from dsserve.errors import ConfigError
-from dsserve.speculative.calibrate import read_temperatures
 from dsserve.worker.base import (
-    NUM_BUFFER_SETS,
     STATUS_NAN,
     STATUS_OK,
     AdmittedRequest,
@@ -27,25 +21,22 @@ from dsserve.worker.base import (
     Progress,
     StepHandle,
     StepResult,
-    allocate_plan_buffers,
 )
 from dsserve.worker.batch import PlanView
-from dsserve.worker.runner import Runner, RunnerSizes, load_model, sampled_ids
-from dsserve.worker.sampler import Sampler, SamplingRow
+from dsserve.worker.parts import load_parts, speculation_settings
+from dsserve.worker.runner import Runner, sampled_ids
 from dsserve.worker.speculator import (
-    SpeculationSettings,
     SpeculativeStep,
     Speculator,
-    longest_block,
 )
 from dsserve.worker.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from dsserve.config.model import ModelConfig
     from dsserve.models.batch import ForwardBatch
     from dsserve.protocol.engine import EngineConfig
+    from dsserve.worker.sampler import Sampler, SamplingRow
 
 logger = logging.getLogger(__name__)
 
@@ -122,53 +113,20 @@ def build_worker(
         CheckpointError: The checkpoint cannot be used.
     """
     server = ServerConfig.from_dict(config.server)
-    path = Path(config.model_path)
-    model_config = load_model_config(path, server.json_model_override_args)
-    torch.set_num_threads(1)
     device = torch.device("cpu")
-    context_length = server.context_length or model_config.max_position_embeddings
-    gamma = draft_len_of(server, model_config)
-    model = load_model(
-        path,
-        model_config,
-        numerics=server.numerics,
-        # Steps in flight may run past the last position before their results are seen.
-        context_length=context_length + 2 * (gamma + 1) if gamma else context_length,
-        device=device,
-        load_format=server.load_format,
-        seed=server.random_seed or 0,
-        progress=lambda done, total, stage: progress(stage, done, total),
-        draft=gamma > 0,
-        engram=EngramOptions(
-            placement=server.engram_placement,
-            cache_rows=server.engram_cache_size,
-            memory_limit=server.engram_memory_limit,
-            folder=folder_name(config.ipc_dir),
-        ),
+    engram = EngramOptions(
+        placement=server.engram_placement,
+        cache_rows=server.engram_cache_size,
+        memory_limit=server.engram_memory_limit,
+        folder=folder_name(config.ipc_dir),
     )
-    sizes = RunnerSizes(
-        page_size=capacity["page_size"],
-        num_pages=capacity["pages"],
-        num_slots=capacity["slots"],
-        num_columns=capacity["columns"],
-        context_length=context_length,
-    )
-    runner = Runner(model, sizes, device)
-    sampler = Sampler(
-        model.ops,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=model_config.eos_token_ids,
-        random_seed=server.random_seed,
-    )
-    # What was loaded stays: the collector need not walk it again at every few hundred small objects of a step.
-    gc.collect()
-    gc.freeze()
-    buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
-    if model.draft is None:
-        return ModelWorker(runner, sampler, buffers)
-    settings = speculation_settings(server, gamma)
-    speculator = Speculator(runner, sampler, model.draft, settings, device)
-    return SpeculativeWorker(runner, sampler, buffers, speculator)
+    parts = load_parts(server, config.model_path, capacity, progress, device=device, engram=engram)
+    draft = parts.runner.model.draft
+    if draft is None:
+        return ModelWorker(parts.runner, parts.sampler, parts.buffers)
+    settings = speculation_settings(server, parts.gamma)
+    speculator = Speculator(parts.runner, parts.sampler, draft, settings, device)
+    return SpeculativeWorker(parts.runner, parts.sampler, parts.buffers, speculator)
 
 
 class SpeculativeWorker(ModelWorker):
@@ -196,49 +154,3 @@ class SpeculativeWorker(ModelWorker):
         started = time.monotonic()
         result = self._speculator.run(step)
         return self._speculator.fetch(step, result, started)
-
-
-def speculation_settings(server: ServerConfig, gamma: int) -> SpeculationSettings:
-    """What the flags say of drafts, which is logged."""
-    settings = SpeculationSettings(
-        gamma=gamma,
-        verify=server.speculative_dspark_verify,
-        sampling=server.speculative_dspark_sampling,
-        is_block=server.speculative_use_block_verification,
-        temperatures=(
-            read_temperatures(server.speculative_dspark_temperatures, gamma)
-            if server.speculative_dspark_temperatures
-            else ()
-        ),
-        cost_table=(
-            Path(server.speculative_dspark_cost_table)
-            if server.speculative_dspark_cost_table
-            else None
-        ),
-    )
-    logger.info(
-        "DSpark: %d drafts behind the anchor (--speculative-num-draft-tokens %d), verification %s, sampling %s",
-        gamma,
-        gamma + 1,
-        settings.verify,
-        settings.sampling,
-    )
-    return settings
-
-
-def draft_len_of(server: ServerConfig, model: ModelConfig) -> int:
-    """Drafts behind the anchor; 0 without speculation.
-
-    Raises:
-        ConfigError: The rings have no room for so many.
-    """
-    num_tokens = server.speculative_num_draft_tokens
-    if server.speculative_algorithm != "DSPARK" or num_tokens is None:
-        return 0
-    most = longest_block(model.engram_max_ngram_size)
-    if num_tokens - 1 > most:
-        raise ConfigError(
-            f"--speculative-num-draft-tokens {num_tokens}: at most {most + 1} work in this version",
-            param="--speculative-num-draft-tokens",
-        )
-    return num_tokens - 1

@@ -61,7 +61,6 @@ class Place:
             **os.environ,
             "PYTHONPATH": ":".join(str(folder) for folder in folders),
             "OMP_NUM_THREADS": "2",
-            "DSSERVE_CACHE_DIR": str(self.work / "cache"),
             **changes,
         }
 
