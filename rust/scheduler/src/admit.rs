@@ -213,11 +213,15 @@ impl Scheduler {
 
     /// Gives a request the pages of its prompt up to token `end`, of those that are set aside for it.
     pub(crate) fn hand_out_pages(&mut self, key: Key, end: u32) {
-        let columns = end.div_ceil(self.config.page_size);
-        let request = self.requests.live_mut(key);
-        let count = columns.saturating_sub(len_u32(request.pages.len()));
-        request.owed_pages -= count;
+        let count = self.pages_due(self.requests.live(key), end);
+        self.requests.live_mut(key).owed_pages -= count;
         self.allocate_pages(key, count);
+    }
+
+    /// Pages that a request lacks for its prompt up to token `end`.
+    pub(crate) fn pages_due(&self, request: &Request, end: u32) -> u32 {
+        let columns = end.div_ceil(self.config.page_size);
+        columns.saturating_sub(len_u32(request.pages.len()))
     }
 
     /// Pages set aside and not handed out yet: those of the one prompt that is partly planned.

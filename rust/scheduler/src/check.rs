@@ -54,9 +54,13 @@ impl Scheduler {
     }
 
     /// What was promised is there, and to nobody but the prompt that is partly planned.
+    ///
+    /// A request that goes over to pages of the tree locks those, which were there for anybody, and
+    /// leaves as many of its own in quarantine: they count until the steps in flight are applied.
     fn check_promises(&self) -> Result<()> {
         let promised = self.promised_pages();
-        let there = self.cache.num_free() + self.cache.num_evictable();
+        let there =
+            self.cache.num_free() + self.cache.num_evictable() + self.quarantine.num_pages();
         let owed: u32 = self.requests.iter().map(|request| request.owed_pages).sum();
         if promised > there || owed != promised {
             let detail = format!("{promised} pages promised, {owed} owed, {there} there");

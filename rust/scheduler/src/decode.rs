@@ -114,6 +114,8 @@ impl Scheduler {
 
     /// Pages that can be had now, if need be by eviction, and that nobody was promised.
     pub(crate) fn num_available_pages(&self) -> u32 {
-        self.cache.num_free() + self.cache.num_evictable() - self.promised_pages()
+        let there = self.cache.num_free() + self.cache.num_evictable();
+        // What was promised may be in quarantine still (see `check_promises`).
+        there.saturating_sub(self.promised_pages())
     }
 }

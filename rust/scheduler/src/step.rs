@@ -94,6 +94,11 @@ impl Scheduler {
         let Some(end) = self.carried_chunk(request, budget) else {
             return;
         };
+        if self.pages_due(request, end) > self.cache.num_free() + self.cache.num_evictable() {
+            // Some that were promised went to the quarantine: they return with the steps in flight.
+            self.counters.stalled_rows += 1;
+            return;
+        }
         let is_last = end == request.prefill_len;
         budget.take_request(0);
         self.push_chunk(key, end, 0, budget);

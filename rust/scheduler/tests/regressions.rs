@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::HashSet;
 
-use common::steps::{admissions, one_by_one, run_step, scheduler};
+use common::steps::{admissions, apply, one_by_one, run_step, scheduler};
 use common::{config, prompt, spec};
 use dsserve_scheduler::{
     FinishCode, Policy, PriorityConfig, RequestSpec, Scheduler, SchedulerConfig, STATUS_NAN,
@@ -321,4 +321,52 @@ fn nobody_is_preempted_for_pages_that_the_urgent_request_hits() {
     s.abort(&[3]).unwrap();
     let (plan, _) = run_step(&mut s);
     assert_eq!((s.stats().counters.preempted, plan.admitted), (0, vec![2]));
+}
+
+/// Runs two steps ahead; returns how often a row or a chunk had to sit a step out.
+fn finish_with(num_pages: u32, chunked_prefill_size: i64) -> u64 {
+    let mut s = scheduler(SchedulerConfig {
+        policy: Policy::ShortestPrefillFirst,
+        mixed_chunk: true,
+        num_pages,
+        chunked_prefill_size,
+        prefill_max_defer: 4,
+        inbatch_prefix_hold: 0,
+        conservativeness: 0.0,
+        eos_token_ids: Vec::new(),
+        ..config()
+    });
+    let of_family = |id: u64, family: u32, prompt_len: u32, max_new_tokens: u32| RequestSpec {
+        ignore_eos: false,
+        ..spec(id, prompt(family, prompt_len), max_new_tokens)
+    };
+    s.submit(vec![of_family(1, 1, 14, 1)]);
+    let mut launched = vec![s.next_plan(0).unwrap().expect("the first prompt").clone()];
+    s.submit(vec![of_family(2, 1, 14, 8), of_family(3, 2, 60, 1)]);
+    launched.push(s.next_plan(0).unwrap().expect("the same prompt").clone());
+    s.submit(vec![of_family(4, 3, 11, 1)]);
+    while s.has_work() || !launched.is_empty() {
+        if let Some(step) = (!launched.is_empty()).then(|| launched.remove(0)) {
+            apply(&mut s, &step);
+            s.check_invariants().unwrap();
+        }
+        while launched.len() < 2 {
+            let Some(plan) = s.next_plan(0).unwrap().cloned() else {
+                break;
+            };
+            s.check_invariants().unwrap();
+            launched.push(plan);
+        }
+        assert!(!launched.is_empty() || !s.has_work(), "S8");
+    }
+    s.stats().counters.stalled_rows
+}
+
+#[test]
+fn a_prompt_waits_for_promised_pages_that_a_twin_locked() {
+    // The second request goes over to the pages of the first, which had ended and were there to be
+    // evicted for the rest of the third one's prompt.
+    let sizes = || (20..64).step_by(4);
+    let stalls = (20..40).flat_map(|pages| sizes().map(move |size| finish_with(pages, size)));
+    assert!(stalls.sum::<u64>() > 0, "the situation is the one");
 }

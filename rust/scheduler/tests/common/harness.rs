@@ -156,11 +156,11 @@ impl Harness {
         self.check_plan(&plan);
         self.follower.follow(&plan).expect("S6");
         self.count_passed(&plan.admitted);
-        if short_of_memory(self) > retracted {
-            assert!(
-                plan.admitted.is_empty(),
-                "a step that retracts admits nobody"
-            );
+        if short_of_memory(self) > retracted && !plan.admitted.is_empty() {
+            // A step that retracts admits nobody: this one found nothing to run at first and was
+            // planned again. Prompts are all it has.
+            let others = plan.request_id.len() - plan.admitted.len();
+            assert!(others <= 1, "only a carried prompt is beside those admitted");
         }
         let (results, touched) = self.device.run(&plan, &self.truth);
         self.check_hazards(&touched);
