@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from random import Random
 
+import httpx
 import pytest
 from tools.tiny_model.data.example import Call, Example, Turn, ask
 from tools.tiny_model.data.mix import EVALUATION
 from tools.tiny_model.render import Renderer, Settings
 from tools.tiny_model.scoring import held_out_samples
 from tools.tiny_model.served.cases import Case, Reply, build_cases, has_ended, parses
-from tools.tiny_model.served.client import read_reply
+from tools.tiny_model.served.client import RequestFailed, ask_streamed, read_reply
 from tools.tiny_model.served.contexts import hit_chain, longest_reply
 from tools.tiny_model.served.pressure import PAGE_SIZE, Pressed, pool_tokens
 from tools.tiny_model.served.report import (
@@ -157,6 +159,50 @@ def test_a_pool_under_pressure_holds_its_largest_request(renderer: Renderer) -> 
         max(each.num_tokens for each in pressed) <= pool < 1.2 * max(e.num_tokens for e in pressed)
     )
     assert Pressed({"max_tokens": 5}, 10).num_tokens == 15
+
+
+def _streamed(lines: list[str], status: int = 200) -> Reply:
+    async def run() -> Reply:
+        transport = httpx.MockTransport(
+            lambda _: httpx.Response(status, text="\n\n".join(lines) + "\n\n")
+        )
+        has_begun = asyncio.Event()
+        async with httpx.AsyncClient(base_url="http://server", transport=transport) as client:
+            try:
+                return await ask_streamed(client, {"messages": []}, has_begun)
+            finally:
+                assert has_begun.is_set(), "whoever waits for the first text goes on"
+
+    return asyncio.run(run())
+
+
+def _chunk(delta: dict[str, str], finish_reason: str | None = None) -> str:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return "data: " + json.dumps({"choices": [choice]})
+
+
+_USAGE = 'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}'
+
+
+def test_a_stream_becomes_the_reply_that_it_would_be_in_one_piece() -> None:
+    deltas = [{"role": "assistant"}, {"reasoning_content": "a "}, {"content": "b"}]
+    lines = [_chunk(delta) for delta in deltas]
+    reply = _streamed([*lines, _chunk({"content": "c"}, "stop"), _USAGE, "data: [DONE]"])
+    assert (reply.reasoning, reply.content, reply.finish_reason) == ("a ", "bc", "stop")
+    assert (reply.prompt_tokens, reply.completion_tokens) == (9, 3)
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "text"),
+    [
+        (["no"], 400, "HTTP 400: no"),
+        ([_chunk({"content": "b"})], 200, "broke off"),
+        ([_chunk({"content": "b"}, "stop")], 200, "broke off"),
+    ],
+)
+def test_a_stream_that_ends_early_is_no_reply(lines: list[str], status: int, text: str) -> None:
+    with pytest.raises(RequestFailed, match=text):
+        _streamed(lines, status)
 
 
 def test_rows_are_selected_with_those_they_are_compared_with() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -101,6 +102,48 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Reply:
     if response.status_code != httpx.codes.OK:
         raise RequestFailed(f"HTTP {response.status_code}: {response.text[:500]}")
     return read_reply(response.json())
+
+
+async def ask_streamed(
+    client: httpx.AsyncClient, body: dict[str, Any], has_begun: asyncio.Event
+) -> Reply:
+    """Send one chat request without tools as a stream.
+
+    Args:
+        client: Sends it.
+        body: As without a stream.
+        has_begun: Set when the first text arrives, at the latest when the stream ends.
+
+    Raises:
+        RequestFailed: If it is refused, or the server breaks off.
+    """
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    texts = {"content": "", "reasoning_content": ""}
+    choice: dict[str, Any] = {"message": texts, "finish_reason": None}
+    usage = None
+    try:
+        async with client.stream("POST", "/v1/chat/completions", json=streamed) as response:
+            if response.status_code != httpx.codes.OK:
+                text = (await response.aread()).decode(errors="replace")
+                raise RequestFailed(f"HTTP {response.status_code}: {text[:500]}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                usage = chunk.get("usage") or usage
+                for each in chunk["choices"]:
+                    choice["finish_reason"] = each["finish_reason"]
+                    for name in texts:
+                        texts[name] += each["delta"].get(name) or ""
+                if any(texts.values()):
+                    has_begun.set()
+    except httpx.HTTPError as error:
+        raise RequestFailed(f"{type(error).__name__}: {error}") from error
+    finally:
+        has_begun.set()
+    if usage is None or choice["finish_reason"] is None:
+        raise RequestFailed("the stream broke off")
+    return read_reply({"choices": [choice], "usage": usage})
 
 
 def read_reply(answer: dict[str, Any]) -> Reply:

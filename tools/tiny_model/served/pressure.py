@@ -1,8 +1,8 @@
-"""Asks questions while a second request takes the last pages, so that the asking request is retracted.
+"""Asks questions each of which is retracted once: a more urgent request takes its pages.
 
-The pool just holds the largest request. Next to each question runs a filler whose prompt leaves `_SLACK` tokens free:
-more than admission keeps in reserve, fewer than both decode. The question has decoded less, so it is the one that gives its
-pages back; the filler is cut off after `_FILLER_TOKENS`, and the question goes on with what the prefix cache kept.
+The pool just holds the largest question. Next to each question comes a filler of higher priority, sent when the first
+token of the answer arrives, whose prompt takes one page more than the question leaves. The question gives its pages back, the
+filler ends with its first token, and the question goes on with what the prefix cache kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from tools.tiny_model.served.client import RequestFailed, ask, run_requests
+from tools.tiny_model.served.client import RequestFailed, ask_streamed, run_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from tools.tiny_model.served.cases import Reply
 
 PAGE_SIZE = 4
-_SLACK = 44
-_FILLER_TOKENS = 36
 _LEAST_FILLER = 8
 _HEADROOM = 8
+_URGENT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,11 @@ def pool_tokens(requests: Sequence[Pressed]) -> int:
 def server_flags(requests: Sequence[Pressed]) -> list[str]:
     """Flags of a server in which `ask_pressed` works.
 
-    Admission must not be cautious from the start, and both requests must take a token a step: pages are kept ahead of drafts.
+    A token a step leaves the filler time to come before the answer ends.
     """
     return [
         "--page-size", str(PAGE_SIZE), "--max-total-tokens", str(pool_tokens(requests)),
-        "--schedule-conservativeness", "0.01", "--speculative-algorithm", "none",
+        "--enable-priority-scheduling", "--speculative-algorithm", "none",
     ]  # fmt: skip
 
 
@@ -70,33 +69,28 @@ async def _ask_pressed(
     replies = []
     async with httpx.AsyncClient(base_url=url, timeout=None) as client:
         for number, request in enumerate(requests, 1):
-            taken = _whole_pages(request.prompt_len + 1)
-            length = max(_LEAST_FILLER, pool - taken - _SLACK)
+            length = max(_LEAST_FILLER, pool - _whole_pages(request.prompt_len) + PAGE_SIZE)
+            has_begun = asyncio.Event()
             async with asyncio.TaskGroup() as group:
-                group.create_task(_fill(client, length, pool - length - 2 * PAGE_SIZE))
-                reply = group.create_task(ask(client, request.body))
+                group.create_task(_fill(client, length, has_begun))
+                reply = group.create_task(ask_streamed(client, request.body, has_begun))
             replies.append(reply.result())
             tell(number)
     return replies
 
 
-async def _fill(client: httpx.AsyncClient, length: int, limit: int) -> None:
-    """Decode for a while behind a prompt that nothing else has, then leave."""
+async def _fill(client: httpx.AsyncClient, length: int, start: asyncio.Event) -> None:
+    """Send a prompt that nothing else has, for one token."""
     body = {
         "prompt": [5 + (7 * i) % 200 for i in range(length)],
-        "min_tokens": limit,
-        "max_tokens": limit,
+        "max_tokens": 1,
         "temperature": 0,
-        "stream": True,
+        "priority": _URGENT,
     }
-    received = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            raise RequestFailed(f"filler: {(await response.aread())[:500]!r}")
-        async for line in response.aiter_lines():
-            received += line.startswith("data:")
-            if received > _FILLER_TOKENS:
-                return
+    await start.wait()
+    response = await client.post("/v1/completions", json=body)
+    if response.status_code != httpx.codes.OK:
+        raise RequestFailed(f"filler: {response.text[:500]}")
 
 
 def _whole_pages(tokens: int) -> int:

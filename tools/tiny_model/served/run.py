@@ -166,7 +166,7 @@ class Runner:
             for each, reply in zip(self._plain[spec.name], replies, strict=True)
         ]
         note = f"{count} retractions"
-        broken = "" if 4 * count >= len(pairs) else f"too few retractions: {count}"
+        broken = "" if 4 * count >= 3 * len(pairs) else f"too few retractions: {count}"
         return self._compare(spec, pairs, note, broken)
 
     def _pressed(self, spec: RowSpec) -> list[tuple[Case, Pressed]]:
