@@ -160,7 +160,10 @@ impl Harness {
             // A step that retracts admits nobody: this one found nothing to run at first and was
             // planned again. Prompts are all it has.
             let others = plan.request_id.len() - plan.admitted.len();
-            assert!(others <= 1, "only a carried prompt is beside those admitted");
+            assert!(
+                others <= 1,
+                "only a carried prompt is beside those admitted"
+            );
         }
         let (results, touched) = self.device.run(&plan, &self.truth);
         self.check_hazards(&touched);
