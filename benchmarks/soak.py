@@ -34,10 +34,16 @@ CHECKED_SHARE = 0.05
 WARM_UP_SHARE = 0.2
 MAX_GROWTH_BYTES = 48 * 2**20
 NUM_FAMILIES, SYSTEM_LEN = 12, 160
+OUTPUT_LENS = ((0, 1, 2, 4, 8, 8, 16, 60), (0, 1, 8, 30, 300))
+"""Many that come and go, then some that outgrow the memory together: retractions for want of pages."""
+MOOD_S = 10.0
+"""How long outputs are drawn from the same lengths."""
+PRESSED_AFTER_S = 120.0
+"""A run of this length has retractions for want of pages."""
 
 FLAGS: dict[str, Any] = {
     "load_format": "fake",
-    "page_size": 16,
+    "page_size": 4,
     "max_total_tokens": 3072,
     "max_running_requests": 96,
     "max_queued_requests": 2500,
@@ -104,7 +110,7 @@ class Soak:
         request = wire.EngineRequest(
             request_id=self.client.next_request_id(),
             token_ids=wire.pack_u32(prompt),
-            max_new_tokens=chance.choice((0, 1, 2, 4, 8, 8, 16, 60)),
+            max_new_tokens=chance.choice(OUTPUT_LENS[int(now_s / MOOD_S) % len(OUTPUT_LENS)]),
             ignore_eos=chance.random() < 0.05,
             priority=chance.choice((None, 0, 0, 1, 5, 10)),
             tenant=f"tenant {chance.randrange(5)}",
@@ -170,6 +176,9 @@ async def run(seconds: float, rate: float, seed: int) -> int:
         driven_s = time.monotonic() - started_s
         await soak.drain()
         stats = await _check_end(client, soak)
+        num_pressed = stats["retracted_total"] - stats["preempted_total"]
+        if driven_s > PRESSED_AFTER_S and not num_pressed:
+            soak.problems.append("nothing was retracted for want of pages")
         end_bytes = _resident_bytes(supervisor.process_id)
         if end_bytes - warm_bytes > MAX_GROWTH_BYTES:
             soak.problems.append(f"the engine grew from {warm_bytes} to {end_bytes} bytes")
