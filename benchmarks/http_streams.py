@@ -30,11 +30,13 @@ class Stream:
         sent_s: When the request was sent.
         arrivals_s: When each piece arrived.
         num_tokens: Tokens in all.
+        cached_tokens: Of the prompt, how many were not computed.
     """
 
     sent_s: float
     arrivals_s: list[float]
     num_tokens: int
+    cached_tokens: int
 
 
 def decode_figures(
@@ -92,7 +94,7 @@ async def stream(
         "stream_options": {"include_usage": True},
     }
     arrivals_s: list[float] = []
-    received = 0
+    received = cached = 0
     sent_s = time.perf_counter()
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
@@ -108,9 +110,11 @@ async def stream(
                 arrivals_s.append(time.perf_counter())
             if event.get("usage"):
                 received = event["usage"]["completion_tokens"]
+                details = event["usage"].get("prompt_tokens_details") or {}
+                cached = details.get("cached_tokens", 0)
     if received != num_tokens:
         raise RuntimeError(f"a stream had {received} tokens, expected {num_tokens}")
-    return Stream(sent_s, arrivals_s, received)
+    return Stream(sent_s, arrivals_s, received, cached)
 
 
 def _rate(name: str, model: str, rounds: list[list[Stream]], bar: float) -> Figure:

@@ -22,6 +22,8 @@ BENCHMARKS = {
     "text": "benchmarks.text_bridge",
     "http": "benchmarks.http_decode",
     "embedded": "benchmarks.embedded_model",
+    "drafts": "benchmarks.drafts",
+    "replay": "benchmarks.bounded_replay",
     "decode-step": "benchmarks.decode_step",
 }
 
