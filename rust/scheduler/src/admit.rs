@@ -9,7 +9,7 @@ use crate::state::Lifecycle;
 use crate::table::Key;
 
 /// Requests that do not fit and may be passed over in one step, under cache-aware policies.
-const MAX_SKIPS: u32 = 8;
+const MAX_SKIPS: usize = 8;
 
 /// What became of an attempt to admit a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Scheduler {
         let mut reserved = Reserved::default();
         let mut admitted = std::mem::take(&mut self.admitted_places);
         admitted.clear();
-        let mut skips = 0;
+        let mut skipped = Vec::new();
         while budget.has_room() {
             let Some(key) = self.next_in_line(&mut line) else {
                 break;
@@ -67,14 +67,17 @@ impl Scheduler {
                 }
             }
             match attempt {
-                Attempt::Admitted => admitted.push((place.class, place.rank, tenant)),
+                Attempt::Admitted => {
+                    admitted.push((place.class, place.rank, tenant));
+                    self.count_passing(&skipped, place.class, tenant);
+                }
                 Attempt::StepFull => break,
                 // What was taken from others is not for those behind.
                 Attempt::NoUnits(_) if has_preempted => break,
                 Attempt::NoUnits(_) => {
-                    skips += 1;
+                    skipped.push(key);
                     let may_skip = self.config.policy.is_cache_aware() && !is_aged;
-                    if !may_skip || skips > MAX_SKIPS || self.free_slots.is_empty() {
+                    if !may_skip || skipped.len() > MAX_SKIPS || self.free_slots.is_empty() {
                         break;
                     }
                 }

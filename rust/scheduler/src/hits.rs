@@ -197,6 +197,17 @@ impl Scheduler {
         }
     }
 
+    /// Looks up the first of the waiting prompts that were not, so that their uncached tokens are known.
+    pub(crate) fn look_up_queue(&mut self) {
+        let requests = &self.requests;
+        let is_stale = |key: &Key| requests.live(*key).waiting.is_stale;
+        let first = self.waiting.iter().filter(is_stale).take(MAX_CHECKS);
+        let keys: Vec<Key> = first.collect();
+        for key in keys {
+            self.ensure_match(key);
+        }
+    }
+
     /// Whether a lookup would give what the request remembers.
     fn match_holds(&self, request: &Request) -> bool {
         let matchable = &request.tokens[..request.tokens.len() - 1];

@@ -123,6 +123,21 @@ impl Scheduler {
         }
     }
 
+    /// Counts for those skipped in this step that one of another class, or tenant, went before
+    /// them: what [`Scheduler::count_overtaking`] does not see.
+    pub(crate) fn count_passing(&mut self, skipped: &[Key], class: i64, tenant: u64) {
+        if !self.config.policy.bounds_overtaking() {
+            return;
+        }
+        for key in skipped {
+            let request = self.requests.live_mut(*key);
+            let is_of_other_tenant = self.config.fair && request.spec.tenant != tenant;
+            if request.waiting.place.class != class || is_of_other_tenant {
+                request.waiting.overtaken += 1;
+            }
+        }
+    }
+
     /// How many requests of the queue admission may look at in one step.
     pub(crate) fn most_candidates(&self) -> usize {
         self.free_slots.len() + MAX_CANDIDATES_PASSED

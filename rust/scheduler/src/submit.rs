@@ -105,7 +105,7 @@ impl Scheduler {
         Err(("invalid_token_id", message))
     }
 
-    fn check_deadline(&self, spec: &RequestSpec) -> std::result::Result<(), Refusal> {
+    fn check_deadline(&mut self, spec: &RequestSpec) -> std::result::Result<(), Refusal> {
         let Some(deadline_us) = spec.deadline_us else {
             return Ok(());
         };
@@ -114,8 +114,14 @@ impl Scheduler {
             let message = "the request's deadline passed before it could be queued".to_owned();
             return Err(("deadline_exceeded", message));
         }
-        let start_us = self.estimated_start_us(spec);
-        if let Some(start_us) = start_us.filter(|start_us| *start_us > deadline_us) {
+        let is_late = |start_us: &u64| *start_us > deadline_us;
+        let mut start_us = self.estimated_start_us(spec).filter(is_late);
+        if start_us.is_some() {
+            // Prompts that nobody looked up yet count in full; what the cache holds of them is free.
+            self.look_up_queue();
+            start_us = self.estimated_start_us(spec).filter(is_late);
+        }
+        if let Some(start_us) = start_us {
             let message = format!(
                 "the request would start in about {} ms, after its deadline in {} ms; try later or \
                  give it more time",

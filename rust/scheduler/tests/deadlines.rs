@@ -4,7 +4,7 @@ mod common;
 
 use common::steps::{apply, scheduler};
 use common::{config, prompt, spec};
-use dsserve_scheduler::{FinishCode, RequestSpec, Scheduler, SchedulerConfig, StepPlan};
+use dsserve_scheduler::{FinishCode, Policy, RequestSpec, Scheduler, SchedulerConfig, StepPlan};
 
 fn until(request_id: u64, deadline_us: u64) -> RequestSpec {
     RequestSpec {
@@ -143,4 +143,47 @@ fn more_urgent_requests_do_not_wait_for_less_urgent_ones() {
         "deadline_unreachable"
     );
     assert!(s.submit(vec![with(6, until(4, 2_000))]).is_empty());
+}
+
+#[test]
+fn a_queue_of_cached_prompts_is_short_under_every_policy() {
+    for policy in [Policy::Fcfs, Policy::Lpm] {
+        let mut s = scheduler(SchedulerConfig {
+            policy,
+            num_pages: 200,
+            max_running_requests: 1,
+            ..config()
+        });
+        let mut now_us = 0;
+        let mut run = |s: &mut Scheduler| {
+            let plan = plan_at(s, now_us).expect("a step");
+            now_us += 1_000;
+            let ids: Vec<i32> = plan
+                .samples
+                .iter()
+                .map(|n| if *n > 0 { 5 } else { -1 })
+                .collect();
+            let status = vec![0; ids.len()];
+            s.apply(plan.step_id, &ids, &status, now_us).unwrap();
+        };
+        let of_prefix = |id: u32| {
+            let ids = [prompt(3, 160), prompt(id, 4)].concat();
+            spec(u64::from(id), ids, 1)
+        };
+        s.submit(vec![spec(1, prompt(3, 160), 1)]);
+        while s.has_work() {
+            run(&mut s);
+        }
+        s.submit((10..30).map(of_prefix).collect());
+        run(&mut s);
+        let soon = RequestSpec {
+            deadline_us: Some(80_000),
+            ..of_prefix(40)
+        };
+        assert_eq!(
+            s.submit(vec![soon]),
+            [],
+            "{policy:?}: 20 prompts of 4 new tokens"
+        );
+    }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::steps::{admissions, one_by_one, run_step, scheduler};
 use common::{config, prompt, spec};
-use dsserve_scheduler::{Policy, Scheduler, SchedulerConfig};
+use dsserve_scheduler::{Policy, PriorityConfig, RequestSpec, Scheduler, SchedulerConfig};
 
 /// Puts a prompt into the cache.
 fn warm(s: &mut Scheduler, token_ids: Vec<u32>) {
@@ -216,4 +216,62 @@ fn prompts_in_a_row_do_not_overlap_where_that_is_off() {
     );
     common::steps::apply(&mut s, &first);
     assert_eq!(s.next_plan(0).unwrap().unwrap().request_id, [2]);
+}
+
+/// Steps until a large request is admitted while small ones of others keep coming and fit.
+fn steps_until_the_large_one_runs(policy: Policy, fair: bool, priorities: bool) -> Option<usize> {
+    let mut s = scheduler(SchedulerConfig {
+        policy,
+        fair,
+        max_overtake: 3,
+        num_pages: 30,
+        inbatch_prefix_hold: 0,
+        chunked_prefill_size: 200,
+        max_prefill_tokens: 200,
+        priority: PriorityConfig {
+            enabled: priorities,
+            ..PriorityConfig::default()
+        },
+        ..config()
+    });
+    let mut id = 10;
+    let mut submit_small = |s: &mut Scheduler| {
+        id += 1;
+        s.submit(vec![RequestSpec {
+            tenant: 2,
+            priority: priorities.then_some(0),
+            ..spec(u64::from(id), prompt(id, 20), 12)
+        }]);
+    };
+    for _ in 0..3 {
+        submit_small(&mut s);
+        (0..3).for_each(|_| drop(run_step(&mut s)));
+    }
+    s.submit(vec![RequestSpec {
+        tenant: 1,
+        priority: priorities.then_some(5),
+        ..spec(1, prompt(1, 100), 4)
+    }]);
+    (0..2_000).find(|_| {
+        while s.num_waiting() < 3 {
+            submit_small(&mut s);
+        }
+        run_step(&mut s).0.admitted.contains(&1)
+    })
+}
+
+#[test]
+fn a_request_that_others_pass_again_and_again_gets_its_turn() {
+    for policy in [
+        Policy::Lpm,
+        Policy::ShortestPrefillFirst,
+        Policy::Hrrn,
+        Policy::DfsWeight,
+    ] {
+        for (fair, priorities) in [(false, false), (true, false), (false, true), (true, true)] {
+            let steps = steps_until_the_large_one_runs(policy, fair, priorities);
+            let steps = steps.unwrap_or_else(|| panic!("{policy:?}, {fair}, {priorities}: never"));
+            assert!(steps < 200, "{policy:?}, {fair}, {priorities}: {steps}");
+        }
+    }
 }
