@@ -161,7 +161,11 @@ impl Scheduler {
             let Some(plan) = plan.map_err(|error| from_scheduler(&error))? else {
                 return Ok(None);
             };
-            buffers.write(py, plan)?;
+            buffers.write(py, plan).map_err(|error| {
+                // The step counts as launched and nobody can run it.
+                let step_id = plan.step_id;
+                InvariantError::new_err(format!("step {step_id} could not be handed over: {error}"))
+            })?;
             Ok(Some(summary(plan)))
         });
         if matches!(result, Ok(Some(_))) {

@@ -51,7 +51,7 @@ impl RadixCache {
         count: u32,
         tails: &CacheTails,
     ) -> PyResult<Option<Pages<'py>>> {
-        let mut pages = Vec::with_capacity(count as usize + tails.num_pages);
+        let mut pages = Vec::new(); // the count is checked against the pools first
         let cache = &mut self.cache;
         let is_done = guard(|| {
             if !cache.allocate(count, &mut pages) {
