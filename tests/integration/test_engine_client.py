@@ -92,6 +92,14 @@ async def test_progress_and_readiness_are_told(tmp_path):
         assert seen == [progress]
 
 
+async def test_a_ready_engine_counts_as_alive_before_its_first_heartbeat(tmp_path):
+    async with played_engine(tmp_path) as engine:
+        await engine.send(wire.Hello(), wire.Ready(info={}))
+        await engine.client.wait_ready()
+        assert engine.client.silence_s < 60
+        assert engine.client.heartbeat_age_s == float("inf")
+
+
 async def test_requests_of_one_turn_travel_in_one_message_before_their_aborts(tmp_path):
     async with ready_engine(tmp_path) as engine:
         engine.submit(1)

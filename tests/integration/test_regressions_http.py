@@ -277,3 +277,29 @@ def test_text_that_can_never_fit_is_refused_before_it_is_encoded(
     check_error(response, 400, code="context_length_exceeded")
     assert "characters" in response.text
     assert time.monotonic() - begin_s < 10
+
+
+@pytest.mark.parametrize("top_k", [2**31, 2**63, 2**64 - 1])
+def test_a_huge_top_k_is_refused(idle_server: ServerProcess, top_k: int) -> None:
+    for path, body in ((COMPLETIONS, {"prompt": "x"}), (CHAT, {"messages": MESSAGES})):
+        check_error(idle_server.post(path, body | {"top_k": top_k}), 400, param="top_k")
+
+
+def _prompt_tokens(server: ServerProcess) -> list[str]:
+    lines = server.get("/metrics").text.splitlines()
+    return [line for line in lines if line.startswith("dsserve_prompt_tokens_total")]
+
+
+def test_a_pool_smaller_than_the_context_cuts_completions_only(
+    launch: Callable[..., ServerProcess],
+) -> None:
+    server = launch("--allow-auto-truncate", "--max-total-tokens", "128", "--page-size", "16")
+    body = {"prompt": [45] * 150, "max_tokens": 3, "min_tokens": 2}
+    usage = server.post(COMPLETIONS, body).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (126, 3)
+    by_default = server.post(COMPLETIONS, {"prompt": [45] * 150}).json()["usage"]
+    assert (by_default["prompt_tokens"], by_default["completion_tokens"]) == (128, 1)
+    before = _prompt_tokens(server)
+    conversation = {"messages": [{"role": "user", "content": "x" * 200}], "max_tokens": 3}
+    check_error(server.post(CHAT, conversation), 400)
+    assert _prompt_tokens(server) == before, "nothing of it was computed"

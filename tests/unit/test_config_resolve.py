@@ -99,6 +99,18 @@ def test_the_fake_model_drafts_where_it_is_told_how():
             2,
             "--speculative-use-block-verification",
         ),
+        (
+            {"speculative_algorithm": "none", "speculative_dspark_verify": "compact"},
+            2,
+            "--speculative-dspark-verify",
+        ),
+        ({"speculative_dspark_sampling": "rejection"}, 0, "--speculative-dspark-sampling"),
+        ({"speculative_dspark_cost_table": "costs.json"}, 2, "--speculative-dspark-cost-table"),
+        (
+            {"speculative_algorithm": "none", "speculative_use_block_verification": True},
+            2,
+            "--speculative-use-block-verification",
+        ),
     ],
 )
 def test_drafts_that_cannot_be_are_refused(flags, stages, param):

@@ -249,6 +249,15 @@ def test_tables_beyond_the_limit_are_refused_with_the_bytes_they_need(
         )
 
 
+def test_the_caches_count_and_are_no_larger_than_the_tables() -> None:
+    plain = EngramOptions(placement="host", num_ranks=3)
+    rows = sum(shape.num_rows for shape in SHAPES)
+    for asked, kept in ((10, 10), (rows, rows), (10**15, rows)):
+        options = EngramOptions(placement="host", num_ranks=3, cache_rows=asked)
+        more = memory_needed(SHAPES, options) - memory_needed(SHAPES, plain)
+        assert more == 3 * kept * (SHAPES[0].row_bytes + 8)
+
+
 @pytest.mark.parametrize("placement", ["device", "host", "sharded"])
 def test_a_table_larger_than_the_machine_is_refused_without_a_limit(
     tmp_path: Path, placement: str

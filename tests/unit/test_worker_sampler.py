@@ -154,6 +154,12 @@ def test_temperature_zero_takes_the_largest_and_of_equals_the_first() -> None:
     assert ids == [0, 20, VOCAB - 1]
 
 
+def test_a_top_k_beyond_the_vocabulary_takes_all_of_it() -> None:
+    logits = random_logits(1).expand(1, -1)
+    largest = Drawn(admitted(0, seed=3, top_k=2**70))(logits, [0], [5])
+    assert largest[0] == Drawn(admitted(0, seed=3))(logits, [0], [5])[0]
+
+
 def test_greedy_rows_beside_drawn_ones_stay_greedy() -> None:
     draw = Drawn(admitted(0, temperature=0.0), admitted(1, seed=3), admitted(2, seed=3, top_k=1))
     for seed in range(50):

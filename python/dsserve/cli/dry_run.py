@@ -79,7 +79,10 @@ def _pool_lines(memory: MemoryPlan) -> Iterator[str]:
 def _engram_lines(config: ServerConfig, model: ModelConfig) -> Iterator[str]:
     shapes = table_shapes(model)
     if shapes:
-        needed = memory_needed(shapes, EngramOptions(placement=config.engram_placement))
+        needed = memory_needed(
+            shapes,
+            EngramOptions(placement=config.engram_placement, cache_rows=config.engram_cache_size),
+        )
         yield (
             f"Engram tables ({config.engram_placement}): {len(shapes)} with "
             f"{sum(shape.num_rows for shape in shapes)} rows of {shapes[0].row_bytes} bytes, "

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsserve.config.model_checks import check_model_config
 from dsserve.errors import ConfigError
 
 #: `architectures` entries this engine can run.
@@ -171,6 +172,8 @@ def model_config_from_dict(
     fake: dict[str, Any] = {}
     for key, value in (overrides or {}).items():
         if key == "fake":
+            if not isinstance(value, dict):
+                raise ConfigError(f"{source}: fake must be an object, not {value!r}")
             fake = dict(value)
             if "window" in fake:
                 text["sliding_window"] = fake["window"]
@@ -179,6 +182,8 @@ def model_config_from_dict(
         else:
             top[key] = value
     architectures = top.get("architectures") or []
+    if not isinstance(architectures, list):
+        raise ConfigError(f"{source}: architectures must be a list, not {architectures!r}")
     known = [name for name in architectures if name in SUPPORTED_ARCHITECTURES]
     if not known:
         raise ConfigError(
@@ -247,7 +252,8 @@ def _text_values(text: dict[str, Any], source: str) -> dict[str, Any]:
             f"{source}: text_config.rope_scaling.{missing[0]} is missing or no number"
         )
     values["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in names})
-    values["gate_temp"] = float(text.get("gate_temp") or 1.0)
+    gate_temp = text.get("gate_temp")
+    values["gate_temp"] = 1.0 if gate_temp is None else _number(gate_temp, "gate_temp", source)
     return values
 
 
@@ -259,12 +265,16 @@ def _checked(name: str, value: Any, source: str) -> Any:
             )
         return tuple(value)
     if name in _FLOATS:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{source}: text_config.{name} must be a number, not {value!r}")
-        return float(value)
+        return _number(value, name, source)
     if not _is_int(value):
         raise ConfigError(f"{source}: text_config.{name} must be an integer, not {value!r}")
     return value
+
+
+def _number(value: Any, name: str, source: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{source}: text_config.{name} must be a number, not {value!r}")
+    return float(value)
 
 
 def _is_int(value: Any) -> bool:
@@ -283,9 +293,12 @@ def _top_values(top: dict[str, Any], source: str) -> dict[str, Any]:
     if not all(_is_int(item) for item in values["eos_token_ids"]):
         raise ConfigError(f"{source}: eos_token_id is missing or no integer")
     quantization = top.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        raise ConfigError(f"{source}: quantization_config must be an object, not {quantization!r}")
     values["expert_dtype"] = quantization.get("expert_dtype", "fp4")
-    values["weight_block_size"] = tuple(quantization.get("weight_block_size", (32, 32)))
-    if values["expert_dtype"] != "fp4" or values["weight_block_size"] != (32, 32):
+    values["weight_block_size"] = (32, 32)
+    block = quantization.get("weight_block_size", [32, 32])
+    if values["expert_dtype"] != "fp4" or block != [32, 32]:
         raise ConfigError(
             f"{source}: quantization_config {quantization} is not supported: expected expert_dtype fp4 and "
             "weight_block_size [32, 32]"
@@ -295,104 +308,3 @@ def _top_values(top: dict[str, Any], source: str) -> dict[str, Any]:
         names = {spec.name for spec in dataclasses.fields(VisionConfig)}
         values["vision"] = VisionConfig(**{k: v for k, v in vision.items() if k in names})
     return values
-
-
-def check_model_config(config: ModelConfig, *, source: str = "config.json") -> None:
-    """Check the relations between fields that the forward relies on.
-
-    Raises:
-        ConfigError: Naming the field, its value and what is expected.
-    """
-
-    def require(condition: bool, name: str, expected: str) -> None:
-        if not condition:
-            raise ConfigError(f"{source}: {name} = {getattr(config, name)!r}: {expected}")
-
-    layers, ratios = config.num_hidden_layers, config.compress_ratios
-    for name in (
-        "vocab_size",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "sliding_window",
-    ):
-        require(getattr(config, name) > 0, name, "must be positive")
-    require(
-        len(ratios) >= layers, "compress_ratios", f"needs an entry for each of the {layers} layers"
-    )
-    require(
-        all(ratio in (0, 1, 2) for ratio in ratios),
-        "compress_ratios",
-        "V4.1 has the ratios 0, 1 and 2",
-    )
-    sources = config.kv_source_layer_ids
-    require(
-        bool(sources) and tuple(sorted(set(sources))) == sources,
-        "kv_source_layer_ids",
-        "must be ascending",
-    )
-    require(
-        all(0 <= i < layers for i in sources), "kv_source_layer_ids", f"must lie in 0..{layers - 1}"
-    )
-    require(
-        set(sources) <= set(config.index_source_layer_ids),
-        "index_source_layer_ids",
-        "must contain every KV source",
-    )
-    last = config.last_kv_source_layer_id
-    require(
-        config.candidate_source_layer_id == last,
-        "candidate_source_layer_id",
-        f"must be the last KV source {last}",
-    )
-    require(
-        all(r <= 1 for r in ratios[last:layers]),
-        "compress_ratios",
-        "ratio 2 cannot follow the last KV source",
-    )
-    for layer in range(layers):
-        ratio = ratios[layer]
-        if ratio and (layer < sources[0] or ratios[config.kv_source_of(layer)] != ratio):
-            raise ConfigError(
-                f"{source}: compress_ratios[{layer}] = {ratio} has no KV source of that ratio before it"
-            )
-    require(config.head_dim % 32 == 0, "head_dim", "must be a multiple of 32")
-    require(config.hidden_size % 32 == 0, "hidden_size", "must be a multiple of 32")
-    require(
-        config.qk_rope_head_dim <= min(config.head_dim, config.index_head_dim),
-        "qk_rope_head_dim",
-        "too large",
-    )
-    require(config.num_attention_heads % config.o_groups == 0, "o_groups", "must divide the heads")
-    require(
-        config.num_experts_per_tok <= config.n_routed_experts,
-        "num_experts_per_tok",
-        "more than the experts",
-    )
-    require(
-        len(config.engram_layer_ids) == len(config.engram_num_embeddings),
-        "engram_num_embeddings",
-        "needs one entry for each Engram layer",
-    )
-    require(
-        all(i < last for i in config.engram_layer_ids),
-        "engram_layer_ids",
-        f"must lie before layer {last}",
-    )
-    taps = config.dspark_target_layer_ids
-    require(
-        not config.has_draft or (bool(taps) and tuple(sorted(set(taps))) == taps),
-        "dspark_target_layer_ids",
-        "must be ascending",
-    )
-    require(
-        not config.has_draft or all(0 <= i < layers for i in taps),
-        "dspark_target_layer_ids",
-        f"must lie in 0..{layers - 1}",
-    )
-    require(
-        not config.has_draft or config.dspark_block_size > 0,
-        "dspark_block_size",
-        "must be positive",
-    )
-    require(config.n_shared_experts == 1, "n_shared_experts", "only one shared expert is supported")

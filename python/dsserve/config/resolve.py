@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,14 @@ DEFAULT_CPU_CHUNK = 1024
 #: Memory of the KV pool on the CPU unless a flag says otherwise.
 DEFAULT_CPU_POOL_BYTES = 1024**3
 
+_SETTINGS_OF_DRAFTS = (
+    "speculative_num_draft_tokens",
+    "speculative_dspark_verify",
+    "speculative_dspark_sampling",
+    "speculative_dspark_cost_table",
+    "speculative_dspark_temperatures",
+    "speculative_use_block_verification",
+)
 _PARSER_NAMES = ("auto", "deepseek-v41", "deepseekv41")
 
 
@@ -142,12 +151,7 @@ def _num_draft_tokens(config: ServerConfig, model: ModelConfig, algorithm: str) 
     """Draft tokens of a step with the anchor, or None without drafts."""
     wanted, most = config.speculative_num_draft_tokens, model.dspark_block_size + 1
     if algorithm == "none":
-        if wanted is not None:
-            raise ConfigError(
-                f"--speculative-num-draft-tokens {wanted}: there are no drafts with "
-                "--speculative-algorithm none; leave one of them out",
-                param="--speculative-num-draft-tokens",
-            )
+        _refuse_settings_of_drafts(config)
         return None
     if wanted is not None and wanted > most:
         raise ConfigError(
@@ -163,7 +167,28 @@ def _num_draft_tokens(config: ServerConfig, model: ModelConfig, algorithm: str) 
             "or greedy-draft; name one of them",
             param="--speculative-use-block-verification",
         )
+    if config.speculative_dspark_cost_table and config.speculative_dspark_verify == "static":
+        raise ConfigError(
+            "--speculative-dspark-cost-table: static verification looks at no costs; "
+            "add --speculative-dspark-verify cap or compact, or leave it out",
+            param="--speculative-dspark-cost-table",
+        )
     return most if wanted is None else wanted
+
+
+def _refuse_settings_of_drafts(config: ServerConfig) -> None:
+    """Without drafts a flag about them would be ignored."""
+    default_of = {field.name: field.default for field in fields(config)}
+    for name in _SETTINGS_OF_DRAFTS:
+        value = getattr(config, name)
+        if value != default_of[name]:
+            flag = "--" + name.replace("_", "-")
+            shown = flag if value is True else f"{flag} {value}"
+            raise ConfigError(
+                f"{shown}: there are no drafts with --speculative-algorithm {config.speculative_algorithm} here; "
+                "leave the flag out, or give --speculative-algorithm DSPARK",
+                param=flag,
+            )
 
 
 def _default_chunk(model: ModelConfig, page_size: int) -> int:

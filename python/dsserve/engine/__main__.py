@@ -30,7 +30,7 @@ from dsserve.engine.inbox import Inbox, LiveRequests, ProtocolMismatch
 from dsserve.engine.loop import StepLoop
 from dsserve.engine.memory import MemoryPlan, plan_memory
 from dsserve.engine.outbox import HIGH_WATER_MARK, Outbox
-from dsserve.engine.settings import draft_len, scheduler_config
+from dsserve.engine.settings import draft_len, most_request_tokens, scheduler_config
 from dsserve.engine.watchdog import Watchdog
 from dsserve.errors import ConfigError
 from dsserve.observe.log import StepLog, setup_logging
@@ -72,8 +72,9 @@ def main(arguments: list[str]) -> int:
         )
         return ExitCode.PROTOCOL
     if config.parent_pid:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # They go to the whole process group; the parent ends this process, and if it dies the watchdog does.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return _Engine(config).run()
 
@@ -213,6 +214,7 @@ def _info(
         "page_size": memory.page_size,
         "num_pages": memory.num_pages,
         "max_total_num_tokens": memory.num_tokens,
+        "max_request_tokens": most_request_tokens(server, memory.num_tokens),
         "kv_bytes_per_token": memory.bytes_per_token,
         "kv_bytes_per_page": memory.bytes_per_page,
         "kv_bytes_per_slot": memory.bytes_per_slot,

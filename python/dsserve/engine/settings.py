@@ -21,7 +21,6 @@ def scheduler_config(server: ServerConfig, model: ModelConfig, *, num_pages: int
         "prefill_max_requests": server.prefill_max_requests,
         "prefill_max_defer": server.prefill_max_defer,
         "context_length": server.context_length,
-        "auto_truncate": server.allow_auto_truncate,
         "window": model.sliding_window,
         "vocab_size": model.vocab_size,
         "encoder_replay": bool(server.enable_encoder_swa_bounded_replay),
@@ -58,6 +57,15 @@ def draft_len(server: ServerConfig) -> int:
     """Drafts behind the anchor in a resolved configuration; 0 without speculation."""
     num_tokens = server.speculative_num_draft_tokens
     return 0 if server.speculative_algorithm == "none" or num_tokens is None else num_tokens - 1
+
+
+def most_request_tokens(server: ServerConfig, num_tokens: int) -> int:
+    """Tokens of prompt and output that a request may have at most, in a pool of `num_tokens`.
+
+    The last token is never computed; steps in flight may write drafts behind it.
+    """
+    drafts = draft_len(server)
+    return num_tokens + 1 - (MAX_STEPS_IN_FLIGHT * (drafts + 1) if drafts else 0)
 
 
 def _timeout_us(timeout_s: float) -> int | None:

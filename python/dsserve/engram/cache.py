@@ -15,7 +15,12 @@ from dsserve.engram.table import ReadTimer
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dsserve.engram.table import EngramStats, EngramTable, RowBytes
+    from dsserve.engram.table import EngramStats, EngramTable, RowBytes, TableShape
+
+
+def cached_row_bytes(shape: TableShape) -> int:
+    """Bytes that a place of the cache takes: the row and its key."""
+    return shape.row_bytes + 8
 
 
 class RowCache:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsserve.engram.cache import RowCache
+from dsserve.engram.cache import RowCache, cached_row_bytes
 from dsserve.engram.host_table import open_host_tables
 from dsserve.engram.peers import Peers
 from dsserve.engram.sharded_table import open_sharded_tables, shard_shape
@@ -112,7 +112,8 @@ def open_tables(
             tables = [
                 *open_sharded_tables(shapes, folder, peers, source, stats, timeout_s=timeout_s)
             ]
-        cache = RowCache(tables, options.cache_rows, stats) if options.cache_rows else None
+        cache_rows = _cache_rows(shapes, options)
+        cache = RowCache(tables, cache_rows, stats) if cache_rows else None
         logger.info(
             "Engram tables: %s of %d tables with %d rows, %d bytes in shared memory %s, %d rows cached",
             options.layout,
@@ -120,18 +121,24 @@ def open_tables(
             sum(shape.num_rows for shape in shapes),
             memory_needed(shapes, options),
             folder.path.name,
-            options.cache_rows,
+            cache_rows,
         )
         return OpenTables(Stager(tables, stats, cache), tables, stack.pop_all())
 
 
 def memory_needed(shapes: list[TableShape], options: EngramOptions) -> int:
-    """Bytes that the tables take on a node."""
+    """Bytes that the tables, and the cache of each process, take on a node."""
+    caches = options.num_ranks * _cache_rows(shapes, options) * cached_row_bytes(shapes[0])
     if options.placement == "sharded":
         parts = [shard_shape(shape, options.num_ranks).num_bytes for shape in shapes]
-        return options.num_ranks * sum(parts)
+        return caches + options.num_ranks * sum(parts)
     copies = options.num_ranks if options.placement == "device" else 1
-    return copies * sum(shape.num_bytes for shape in shapes)
+    return caches + copies * sum(shape.num_bytes for shape in shapes)
+
+
+def _cache_rows(shapes: list[TableShape], options: EngramOptions) -> int:
+    """Rows of the cache; more than there are would stay empty."""
+    return min(options.cache_rows, sum(shape.num_rows for shape in shapes))
 
 
 def check_memory(

@@ -139,10 +139,12 @@ class Choice:
         )
         metrics = self._state.metrics
         metrics.requests.inc()
-        metrics.prompt_tokens.inc(self.counts.prompt)
-        metrics.count_cached(self.counts.cached)
-        metrics.prompt_tokens_histogram.observe(self.counts.prompt)
-        metrics.generation_tokens_histogram.observe(self.counts.completion)
+        if self._last_s is not None or reason in _GOOD_ENDS:
+            # Prompts that were refused, dropped or left while they waited had no chance of a hit.
+            metrics.prompt_tokens.inc(self.counts.prompt)
+            metrics.count_cached(self.counts.cached)
+            metrics.prompt_tokens_histogram.observe(self.counts.prompt)
+            metrics.generation_tokens_histogram.observe(self.counts.completion)
         metrics.request_latency.observe(time.monotonic() - self.request.arrival_s)
         if reason == "abort":
             metrics.count_aborted("shutdown" if self._state.is_draining else "client")

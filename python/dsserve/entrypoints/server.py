@@ -175,7 +175,9 @@ class _Server:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: it outlives its terminal
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
@@ -203,10 +205,10 @@ class _Server:
         num_silent = 0
         while num_silent < 2:  # twice: the first time, heartbeats may wait to be read here
             await asyncio.sleep(SILENCE_POLL_S)
-            is_silent = client.is_ready and client.heartbeat_age_s > limit_s
+            is_silent = client.is_ready and client.silence_s > limit_s
             num_silent = num_silent + 1 if is_silent else 0
         logger.critical(
-            "no sign of life from the engine process for %.0f s: killing it", client.heartbeat_age_s
+            "no sign of life from the engine process for %.0f s: killing it", client.silence_s
         )
         self._supervisor.kill()
 

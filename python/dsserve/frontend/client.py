@@ -163,7 +163,12 @@ class EngineClient:
     @property
     def heartbeat_age_s(self) -> float:
         """Seconds since the newest heartbeat came in; infinite before the first."""
-        return time.monotonic() - self._beat_time_s if self._beat is not None else float("inf")
+        return self.silence_s if self._beat is not None else float("inf")
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine became ready, or since its newest heartbeat."""
+        return time.monotonic() - self._beat_time_s
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -341,6 +346,7 @@ class EngineClient:
                     self._on_progress(message)
             case wire.Ready():
                 self._info = message.info
+                self._beat_time_s = time.monotonic()  # it lives; the step loop starts now
                 self._ready.set()
             case wire.Hello():
                 if message.protocol_version != wire.PROTOCOL_VERSION:

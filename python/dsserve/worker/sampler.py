@@ -54,7 +54,7 @@ class SamplingRow:
             ],
             dtype=np.float32,
         )
-        self.top_k = sampling.top_k if sampling.top_k > 0 else vocab_size
+        self.top_k = min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size
         self.seed = seed
         self.prompt_len = len(request.prompt_token_ids)
         self.draft_len = request.draft_len

@@ -62,8 +62,10 @@ async def _prepare(
 ) -> _Call:
     text_options = await _compile_text_options(state, body)
     texts, prompts = await _encode_prompts(state, body)
+    context_length = state.model.context_length
     if state.config.allow_auto_truncate:
-        room = state.model.context_length - (body.max_tokens or 1)
+        context_length = min(context_length, state.client.info["max_request_tokens"])
+        room = context_length - (body.max_tokens or 1)
         prompts = [prompt[: max(1, room)] for prompt in prompts]
     if len(prompts) * (body.n or 1) > MAX_TOTAL_CHOICES:
         raise InvalidRequest(
@@ -80,7 +82,7 @@ async def _prepare(
                 len(prompt),
                 body.max_tokens,
                 default=DEFAULT_MAX_TOKENS,
-                context_length=state.model.context_length,
+                context_length=context_length,
             ),
         )
         for prompt in prompts

@@ -63,7 +63,9 @@ class GenerationBody(BaseModel):
 
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, description="-1 and 0: the whole vocabulary.")
+    top_k: int | None = Field(
+        None, ge=-1, le=2**31 - 1, description="-1 and 0: the whole vocabulary."
+    )
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
