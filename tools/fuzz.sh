@@ -22,7 +22,7 @@ flags=(
 export RUSTFLAGS="${flags[*]}"
 # A target is named so that build scripts are built without the flags.
 host=$(rustc -vV | sed -n 's/^host: //p')
-cargo build --release --locked --features libfuzzer --bins --target "$host"
+cargo build --release --locked --features libfuzzer "${targets[@]/#/--bin=}" --target "$host"
 binaries=${CARGO_TARGET_DIR:-target}/$host/release
 for target in "${targets[@]}"; do
   found=target/corpus/$target
