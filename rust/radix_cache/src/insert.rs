@@ -170,6 +170,13 @@ impl RadixCache {
         let new_pages = &pages[num_reused..];
         let plans = self.plan_tails(reached, page_count(new_pages.len()), options.tails)?;
         self.adopt(new_pages, &plans)?;
+        let is_taken =
+            |duplicate: &&Replaced| self.pool.state(duplicate.own) != Some(PageState::Held);
+        if let Some(&Replaced { own: page, .. }) = replaced.iter().find(is_taken) {
+            // Given twice: where the tree has a page, and as a new one.
+            self.disown(new_pages, &plans);
+            return Err(CacheError::PageNotHeld { page });
+        }
 
         self.uses.tick();
         let mut node = self.node_at(reached);
@@ -269,6 +276,15 @@ impl RadixCache {
             }
         }
         Ok(())
+    }
+
+    /// Undoes [`adopt`](Self::adopt).
+    fn disown(&mut self, pages: &[PageId], plans: &TailPlans) {
+        self.pool.disown(pages);
+        for plan in plans.iter().flatten() {
+            let trailing = &mut self.trailing[plan.at];
+            trailing.pool.disown(&trailing.scratch);
+        }
     }
 
     /// With the cache disabled: everything goes to the free lists.

@@ -216,6 +216,7 @@ fn a_refused_insert_changes_nothing() {
         ([tree[0], tree[1], own[0], tree[2]], tree[2]),
         ([tree[0], tree[0], own[0], own[1]], tree[0]),
         ([tree[0], 7, own[0], own[1]], 7),
+        ([tree[0], own[0], own[0], own[1]], own[0]),
         ([tree[0], 99, own[0], own[1]], 99),
     ];
     for (row, page) in cases {
