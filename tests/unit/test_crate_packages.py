@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tomllib
@@ -42,6 +43,7 @@ def test_packaged_crates_build_on_their_own():
         [cargo, *command.split()[1:]], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+    target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
     for crate in CRATES:
         name = f"dsserve-{crate.replace('_', '-')}-0.1.0"
-        assert (ROOT / "target" / "package" / f"{name}.crate").is_file()
+        assert (target / "package" / f"{name}.crate").is_file()
