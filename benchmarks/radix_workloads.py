@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.record import Figure
-from dsserve._native import CacheNamespace, RadixCache
+from dsserve._native import CacheNamespace, CacheTails, RadixCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +29,7 @@ WINDOW = 128
 VOCAB = 129_280
 ROUNDS = 3
 NAMESPACE = CacheNamespace()
+TAIL = CacheTails({"window": WINDOW // PAGE_SIZE})
 CHAT_MATCH_NS, CHAT_BOTH_NS, PROMPT_US, EVICT_US = 0.7, 1.5, 4.0, 20.0
 FLAT_RATIO, WINDOW_RATIO, HASH_NS = 1.5, 1.2, {64: 4.5, 256: 3.3}
 LEAVES = (1024, 8192, 65_536)
@@ -127,13 +128,14 @@ def _turn(
     if shortage > 0:
         cache.evict(shortage)
     after = clock()
-    row = np.concatenate([pages, _held(cache.allocate(num_pages - pages.size))])
+    num_new = num_pages - pages.size
     if has_window:
-        tail = _held(cache.allocate_component("window", WINDOW // PAGE_SIZE))
-        _, _, _, left = cache.insert_tails(NAMESPACE, tokens, row, {"window": tail}, start=node)
+        row = np.concatenate([pages, _held(cache.allocate_row(num_new, TAIL))])
+        _, _, _, left = cache.insert_row(NAMESPACE, tokens, row, TAIL, start=node)
         for _, _, doubles in left:
             cache.free_component("window", np.array([own for _, own, _ in doubles], np.uint32))
     else:
+        row = np.concatenate([pages, _held(cache.allocate(num_new))])
         cache.insert(NAMESPACE, tokens, row, start=node)
     cache.unlock(receipt)
     end = clock()
