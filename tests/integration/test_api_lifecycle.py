@@ -145,12 +145,14 @@ def test_second_signal_stops_at_once(
     assert not streamed.ended_well()
 
 
-def test_idle_server_exits_0_on_sigint_and_takes_its_engine_along(
-    launch: Callable[..., ServerProcess],
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_idle_server_whose_terminal_ends_it_exits_0_and_takes_its_engine_along(
+    launch: Callable[..., ServerProcess], number: signal.Signals
 ) -> None:
     server = launch()
     engine = server.engine_pid()
-    server.signal(signal.SIGINT)
+    os.kill(engine, number)  # a terminal tells the whole process group
+    server.signal(number)
     assert server.wait_exit() == 0
     with pytest.raises(ProcessLookupError):
         os.kill(engine, 0)
