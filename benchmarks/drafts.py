@@ -6,19 +6,16 @@ Greedy chat requests of its own tasks (held-out examples of one context of 256 t
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
-import httpx
 from tools.tiny_model.data.mix import EVALUATION
 from tools.tiny_model.render import Renderer
 from tools.tiny_model.served.cases import Case, Reply, build_cases
-from tools.tiny_model.served.client import ask
+from tools.tiny_model.served.client import ask_all
 from tools.tiny_model.served.server import read_counter
 
 from benchmarks.http_server import Server, running_server
-from benchmarks.http_streams import REQUEST_TIMEOUT_S
 from benchmarks.record import Figure
 from dsserve.cli.default_model import embedded_model
 
@@ -53,13 +50,13 @@ def measure() -> list[Figure]:
 def _measure_setup(
     server: Server, setup: str, flags: tuple[str, ...], cases: Sequence[Case]
 ) -> list[Figure]:
-    asyncio.run(_ask_all(server, cases[:8], 8))
+    _ask(server, cases[:8], 8)
     figures = []
     for clients, count in REQUESTS.items():
         settings = {"checkpoint": NAME, "flags": " ".join(flags), "clients": clients}
         before = _accept_lengths(server)
         began_s = time.perf_counter()
-        replies = asyncio.run(_ask_all(server, cases[:count], clients))
+        replies = _ask(server, cases[:count], clients)
         took_s = time.perf_counter() - began_s
         num_tokens = sum(reply.completion_tokens for reply in replies)
         rate = num_tokens / took_s
@@ -91,15 +88,8 @@ def _cases(count: int) -> list[Case]:
     return [task[index] for index in range(each) for task in of_tasks if index < len(task)][:count]
 
 
-async def _ask_all(server: Server, cases: Sequence[Case], clients: int) -> list[Reply]:
-    gate = asyncio.Semaphore(clients)
-    async with httpx.AsyncClient(base_url=server.url, timeout=REQUEST_TIMEOUT_S) as client:
-
-        async def run(case: Case) -> Reply:
-            async with gate:
-                return await ask(client, case.body())
-
-        return await asyncio.gather(*(run(case) for case in cases))
+def _ask(server: Server, cases: Sequence[Case], clients: int) -> list[Reply]:
+    return ask_all(server.url, [[case.body()] for case in cases], in_flight=clients)
 
 
 def _accept_lengths(server: Server) -> tuple[int, int]:

@@ -171,6 +171,8 @@ def test_a_row_of_all_components_is_allocated_and_inserted_in_one_call_each() ->
     assert row.tolist() == [1, 2, 3, 1, 2]
     assert rows.allocate_row(1, _native.CacheTails({"window": 10_000})) is None, "all or nothing"
     assert rows.allocate_row(10_000, tails) is None
+    everything = _native.CacheTails({"window": 2**32 - 1})
+    assert rows.allocate_row(2**32 - 1, everything) is None, "more than any machine has"
     assert rows.insert_row(PLAIN, key, row, tails)[1:] == (0, [], [])
     assert rows.stats() == parts.stats()
     again = _held(rows.allocate_row(3, tails))

@@ -203,6 +203,16 @@ def test_read_only_buffers_are_refused() -> None:
         scheduler.register_buffers(sets[:2])
 
 
+def test_a_plan_that_cannot_be_handed_over_ends_the_scheduler() -> None:
+    scheduler, sets = registered()
+    scheduler.submit([spec(1, [5, 6, 7], 4)])
+    sets[0]["positions"].setflags(write=False)
+    with pytest.raises(_native.InvariantError, match="step 1 could not be handed over"):
+        scheduler.next_plan(0, 0)
+    with pytest.raises(_native.InvariantError):
+        scheduler.next_plan(1, 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

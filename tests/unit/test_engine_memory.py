@@ -1,9 +1,12 @@
+import json
+
 import pytest
 
+from dsserve import _native
 from dsserve.config.model import load_model_config
 from dsserve.config.resolve import resolve
 from dsserve.engine.memory import plan_memory
-from dsserve.engine.settings import scheduler_config
+from dsserve.engine.settings import most_request_tokens, scheduler_config
 from dsserve.errors import ConfigError
 from engine_process import MODEL_PATH, server_config
 
@@ -35,6 +38,21 @@ def test_pool_without_a_page_is_refused():
     server, model = resolved()
     with pytest.raises(ConfigError, match="max-total-tokens 8"):
         plan_memory(server.replace(max_total_tokens=8), model)
+
+
+@pytest.mark.parametrize("drafts", [None, 3])
+def test_the_scheduler_takes_what_a_request_may_have_and_no_token_more(drafts):
+    flags = {"speculative_algorithm": "none"}
+    if drafts is not None:
+        flags = {"speculative_algorithm": "DSPARK", "speculative_num_draft_tokens": drafts + 1}
+    server, model = resolved(load_format="auto", json_model_override_args={}, **flags)
+    config = scheduler_config(server, model, num_pages=6)
+    scheduler = _native.Scheduler(json.dumps(config))
+    most = most_request_tokens(server, 6 * server.page_size)
+    for request_id, num_tokens in ((1, most), (2, most + 1)):
+        spec = {"request_id": request_id, "token_ids": bytes(4 * (num_tokens - 9))}
+        rejected = scheduler.submit([spec | {"max_new_tokens": 9}])
+        assert [code for _, code, _ in rejected] == ["pool_capacity_exceeded"] * (request_id - 1)
 
 
 def test_scheduler_takes_every_option_that_concerns_it():

@@ -20,14 +20,6 @@ DEFAULT_CPU_CHUNK = 1024
 #: Memory of the KV pool on the CPU unless a flag says otherwise.
 DEFAULT_CPU_POOL_BYTES = 1024**3
 
-_SETTINGS_OF_DRAFTS = (
-    "speculative_num_draft_tokens",
-    "speculative_dspark_verify",
-    "speculative_dspark_sampling",
-    "speculative_dspark_cost_table",
-    "speculative_dspark_temperatures",
-    "speculative_use_block_verification",
-)
 _PARSER_NAMES = ("auto", "deepseek-v41", "deepseekv41")
 
 
@@ -178,11 +170,11 @@ def _num_draft_tokens(config: ServerConfig, model: ModelConfig, algorithm: str) 
 
 def _refuse_settings_of_drafts(config: ServerConfig) -> None:
     """Without drafts a flag about them would be ignored."""
-    default_of = {field.name: field.default for field in fields(config)}
-    for name in _SETTINGS_OF_DRAFTS:
-        value = getattr(config, name)
-        if value != default_of[name]:
-            flag = "--" + name.replace("_", "-")
+    settings = [field for field in fields(config) if field.name.startswith("speculative_")]
+    for field in settings:
+        value = getattr(config, field.name)
+        if field.name != "speculative_algorithm" and value != field.default:
+            flag = "--" + field.name.replace("_", "-")
             shown = flag if value is True else f"{flag} {value}"
             raise ConfigError(
                 f"{shown}: there are no drafts with --speculative-algorithm {config.speculative_algorithm} here; "

@@ -3,9 +3,11 @@ use pyo3::prelude::*;
 
 mod buffers;
 mod errors;
+mod id_bytes;
 mod radix_cache;
 mod request;
 mod scheduler;
+mod streams;
 mod tokenizer;
 
 #[pymodule]
@@ -17,7 +19,7 @@ mod _native {
     #[pymodule_export]
     use super::scheduler::{Scheduler, StepOutputs, StepSummary};
     #[pymodule_export]
-    use super::tokenizer::{
-        Piece, StepPieces, StreamDecoder, StreamOptions, TokenAligner, Tokenizer, TokenizerError,
-    };
+    use super::streams::{Piece, StepPieces, StreamDecoder, StreamOptions, TokenAligner};
+    #[pymodule_export]
+    use super::tokenizer::{Tokenizer, TokenizerError};
 }

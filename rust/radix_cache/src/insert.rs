@@ -174,7 +174,7 @@ impl RadixCache {
             |duplicate: &&Replaced| self.pool.state(duplicate.own) != Some(PageState::Held);
         if let Some(&Replaced { own: page, .. }) = replaced.iter().find(is_taken) {
             // Given twice: where the tree has a page, and as a new one.
-            self.disown(new_pages, &plans);
+            self.disown(new_pages, &plans, usize::MAX);
             return Err(CacheError::PageNotHeld { page });
         }
 
@@ -267,21 +267,17 @@ impl RadixCache {
         for (done, plan) in plans.iter().flatten().enumerate() {
             let trailing = &mut self.trailing[plan.at];
             if let Err(error) = trailing.pool.adopt(&trailing.scratch) {
-                self.pool.disown(pages);
-                for plan in plans.iter().flatten().take(done) {
-                    let trailing = &mut self.trailing[plan.at];
-                    trailing.pool.disown(&trailing.scratch);
-                }
+                self.disown(pages, plans, done);
                 return Err(error);
             }
         }
         Ok(())
     }
 
-    /// Undoes [`adopt`](Self::adopt).
-    fn disown(&mut self, pages: &[PageId], plans: &TailPlans) {
+    /// Undoes [`adopt`](Self::adopt) of the pages and of the first `count` tails.
+    fn disown(&mut self, pages: &[PageId], plans: &TailPlans, count: usize) {
         self.pool.disown(pages);
-        for plan in plans.iter().flatten() {
+        for plan in plans.iter().flatten().take(count) {
             let trailing = &mut self.trailing[plan.at];
             trailing.pool.disown(&trailing.scratch);
         }

@@ -19,7 +19,7 @@ pub struct Counters {
     pub rematches: u64,
     /// Times a request waited a step for another one's prefix.
     pub held_back: u64,
-    /// Decode rows left out of a step for want of a page.
+    /// Decode rows and chunks left out of a step for want of a page.
     pub stalled_rows: u64,
     /// PREFILL steps.
     pub prefill_steps: u64,
