@@ -13,7 +13,7 @@ from dsserve.config.resolve import resolve
 from dsserve.config.server import ServerConfig
 from dsserve.entrypoints.app import create_app
 from dsserve.entrypoints.state import ServerState, build_state, load_sampling_defaults
-from dsserve.errors import ConfigError, EngineLost
+from dsserve.errors import ConfigError, EngineLost, InvalidRequest
 from dsserve.frontend.client import EngineClient
 from dsserve.frontend.detokenize import TextCodec, TextOptions
 
@@ -166,3 +166,30 @@ async def test_long_text_work_leaves_the_event_loop(
         assert (await client.post(COMPLETIONS, json=body)).status_code == 503
     assert len(threads) == 3
     assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(("num_words", "is_inline"), [(1, True), (200_000, False)])
+async def test_large_tools_are_encoded_beside_the_event_loop(
+    client: httpx.AsyncClient,
+    state: ServerState,
+    monkeypatch: pytest.MonkeyPatch,
+    num_words: int,
+    is_inline: bool,
+) -> None:
+    assert isinstance(state.client, SeemingClient)
+    state.client.seems_ready = state.is_warm = True
+    threads = []
+
+    def convert(*_: Any) -> None:
+        threads.append(threading.current_thread())
+        raise InvalidRequest("seen")
+
+    monkeypatch.setattr(type(state.converter), "convert", convert)
+    function = {"name": "f", "description": "hello world " * num_words}
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    response = await client.post("/v1/chat/completions", json=body)
+    assert response.json()["error"]["message"] == "seen"
+    assert [thread is threading.current_thread() for thread in threads] == [is_inline]
