@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dsserve.worker.base import StepHandle, Worker
     from dsserve.worker.cuda_device import Device
     from dsserve.worker.cuda_graphs import Bucket
+    from dsserve.worker.speculator import Drafts
 
 CHECKPOINT = Path(__file__).parent / "golden" / "data" / "v41-tiny-a"
 NUM_PAGES, SLOTS = 60, 8
@@ -45,17 +46,21 @@ class Ask:
     count: int
     sampling: SamplingParams
     min_new_tokens: int = 0
+    draft_len: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
 
 class Drive:
     """A scheduler and a worker, two steps in flight."""
 
-    def __init__(self, build: Any, algorithm: str = "none") -> None:
+    def __init__(
+        self, build: Any, algorithm: str = "none", max_running_requests: int = SLOTS - 1
+    ) -> None:
         server = resolve(
             ServerConfig(
                 model_path=str(CHECKPOINT),
                 page_size=16,
-                max_running_requests=SLOTS - 1,
+                max_running_requests=max_running_requests,
                 chunked_prefill_size=48,
                 speculative_algorithm=algorithm,
             ),
@@ -66,30 +71,33 @@ class Drive:
         capacity = {**self.scheduler.plan_capacity(), "pages": NUM_PAGES, "page_size": 16}
         self.worker: Worker = build(capacity)
         self.scheduler.register_buffers(self.worker.buffer_sets())
+        self.num_verify_steps = 0
 
     def run(self, asks: list[Ask]) -> list[list[int]]:
         """Output ids of each request, in order."""
         specs, requests = [], {}
         for request_id, ask in enumerate(asks):
-            specs.append(
-                {
-                    "request_id": request_id,
-                    "token_ids": np.array(ask.prompt, dtype="<u4").tobytes(),
-                    "max_new_tokens": ask.count,
-                    "min_new_tokens": ask.min_new_tokens,
-                    "ignore_eos": not ask.min_new_tokens,
-                    "stop_token_ids": b"",
-                    "priority": 0,
-                    "arrival_us": 0,
-                }
-            )
+            spec = {
+                "request_id": request_id,
+                "token_ids": np.array(ask.prompt, dtype="<u4").tobytes(),
+                "max_new_tokens": ask.count,
+                "min_new_tokens": ask.min_new_tokens,
+                "ignore_eos": not ask.min_new_tokens,
+                "stop_token_ids": np.array(ask.stop_token_ids, dtype="<u4").tobytes(),
+                "priority": 0,
+                "arrival_us": 0,
+            }
+            if ask.draft_len is not None:
+                spec["draft_len"] = ask.draft_len
+            specs.append(spec)
             requests[request_id] = AdmittedRequest(
                 request_id,
                 ask.sampling,
                 np.array(ask.prompt, dtype=np.uint32),
-                (),
+                ask.stop_token_ids,
                 ask.min_new_tokens,
                 not ask.min_new_tokens,
+                draft_len=ask.draft_len,
             )
         assert self.scheduler.submit(specs) == []
         outputs: list[list[int]] = [[] for _ in asks]
@@ -107,6 +115,7 @@ class Drive:
                 result = handle.wait()
                 assert result.step_id == step_id
                 assert result.finished_s >= result.started_s
+                self.num_verify_steps += result.drafts is not None
                 out = self.scheduler.apply(
                     step_id, result.token_ids, result.status, 0, result.num_ids
                 )
@@ -167,17 +176,22 @@ def device_worker(
 
 
 def draft_worker(
-    model: Any, device: Device, capacity: dict[str, int], buckets: Sequence[Bucket] = ()
+    model: Any,
+    device: Device,
+    capacity: dict[str, int],
+    buckets: Sequence[Bucket] = (),
+    draft: Drafts | None = None,
+    **settings: Any,
 ) -> CudaSpeculativeWorker:
+    """With `draft` instead of the model's head; `settings` are those of `SpeculationSettings`."""
     runner = Runner(model, sizes(capacity), device.torch_device)
     buffers = [allocate_plan_buffers(capacity) for _ in range(NUM_BUFFER_SETS)]
     sampler = Sampler(model.ops, **sampler_options(), device=device.torch_device)
-    settings = SpeculationSettings(gamma=MODEL_CONFIG.dspark_block_size)
     speculator = Speculator(
         runner,
         sampler,
-        model.draft,
-        settings,
+        draft or model.draft,
+        SpeculationSettings(gamma=MODEL_CONFIG.dspark_block_size, **settings),
         device.torch_device,
         inputs_on=torch.device("cpu"),
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dsserve.worker.cuda_device import CudaDevice
 from dsserve.worker.cuda_graphs import Bucket
+from verify_runs import KnownDrafts, limited_asks, unlike_asks
 from worker_drive import (
     Drive,
     asks,
@@ -17,6 +19,11 @@ from worker_drive import (
     load,
     plain_asks,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from worker_drive import Ask
 
 
 @pytest.fixture(scope="module")
@@ -55,4 +62,25 @@ def test_drafts_change_nothing(device: CudaDevice, model: Any, buckets: tuple[Bu
     drive = Drive(lambda capacity: draft_worker(drafting, device, capacity, buckets), "DSPARK")
     ours = drive.run(plain_asks())
     assert ours == without
-    assert (drive.worker.num_replays > 0) == bool(buckets)
+    assert drive.num_verify_steps > 0
+    assert drive.worker.num_replays == (drive.num_verify_steps if buckets else 0)
+
+
+@pytest.mark.parametrize("make_asks", [limited_asks, unlike_asks])
+def test_steps_of_cut_blocks_are_replayed(
+    device: CudaDevice, model: Any, make_asks: Callable[[], list[Ask]]
+) -> None:
+    asks = make_asks()
+    without = Drive(lambda capacity: device_worker(model, device, capacity)).run(
+        [replace(ask, draft_len=None) for ask in asks]
+    )
+    drafting = load("cuda", "fp32", device.torch_device, draft=True)
+    draft, buckets = KnownDrafts(asks, without, device.torch_device), [Bucket(8, 512)]
+    drive = Drive(
+        lambda capacity: draft_worker(drafting, device, capacity, buckets, draft), "DSPARK"
+    )
+    ours = drive.run(asks)
+    assert drive.worker.num_replays == drive.num_verify_steps > 0
+    assert [len(ids) for ids in ours] == [ask.count for ask in asks]
+    same = [left == right for left, right in zip(ours, without, strict=True)]
+    assert sum(same) >= len(same) - 1, (ours, without)

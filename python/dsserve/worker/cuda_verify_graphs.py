@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,25 +80,26 @@ class VerifyGraphs:
         is_plain = (
             plan.phase == PHASE_VERIFY
             and step.budget is None
-            and len(step.drafting_requests) == plan.num_requests
-            and bool((plan.draft_len == gamma).all())
             and bool(plan.continues.all())
             and step.table.simulated is None
             and not any(row.changes_logits for row in rows)
         )
         if not is_plain:
             return None
+        # The spare request (`static_step`) begins at position 0.
+        num_spare = plan.num_requests * gamma - int(plan.draft_len.sum())
+        longest = max(step.inputs.max_len, num_spare)
         for bucket in self._buckets:
             if (
                 bucket.num_requests >= plan.num_requests
-                and bucket.num_tokens >= step.inputs.max_len
+                and bucket.num_tokens >= longest
                 and _num_deltas(bucket) >= len(plan.page_deltas)
             ):
                 return bucket
         return None
 
     def run(self, step: SpeculativeStep, bucket: Bucket) -> SpeculativeResult:
-        """Replay a graph; the result is valid until the next replay."""
+        """Replay a graph; the result is valid until the next replay, and has confidences of all requests."""
         gamma, is_greedy = self._speculator.settings.gamma, step.table.is_greedy
         graph = self._graphs[bucket, is_greedy]
         self._staging.upload(static_step(step, bucket, gamma, is_greedy=is_greedy), graph.memory)
@@ -115,17 +117,29 @@ class VerifyGraphs:
 def static_step(
     step: SpeculativeStep, bucket: Bucket, gamma: int, *, is_greedy: bool
 ) -> SpeculativeStep:
-    """A VERIFY step in the shapes of a bucket: requests of the padding slot behind its own."""
-    inputs, table = step.inputs, step.table
-    own = step.plan.request_slot > 0
-    count, missing = int(own.sum()), bucket.num_requests - int(own.sum())
-    rows = gamma + 1
+    """A VERIFY step in the shapes of a bucket: behind its own requests, requests of the padding slot.
+
+    A graph has rows for whole blocks. Where a request has fewer drafts, its block is cut, and the rows that become free
+    go to one more request, the spare one, which is the last and has no row if no block is cut. So a request's own rows,
+    its end and its limit are those of the eager step, and with them what it accepts, sees and leaves in pages, rings and
+    tails. The spare request writes what any padding request writes: rings and tails of slot 0, no page (it lies below
+    its write floor). Its positions, 0 and up, are in all tables (`VerifyGraphs.bucket_of`).
+
+    All requests of the bucket get new drafts, also those that want none. They go to the relay row and to the token ring
+    of the request's own slot, behind the anchor, where only drafts of its next step would be read: it has none.
+    """
+    plan, inputs, table = step.plan, step.inputs, step.table
+    own = plan.request_slot > 0
+    count, num_own_rows = int(own.sum()), int(np.diff(plan.cu_seqlens)[own].sum())
+    missing = bucket.num_requests + 1 - count
+    num_rows = bucket.num_requests * (gamma + 1)
 
     def pad(tensor: Tensor, value: float, entries: int = missing, kept: int = count) -> Tensor:
         tail = tensor.new_full((entries, *tensor.shape[1:]), value)
         return torch.cat((tensor[:kept], tail))
 
-    num_rows = bucket.num_requests * rows
+    lengths = pad(inputs.lengths, gamma + 1)
+    lengths[-1] = num_rows - num_own_rows - (missing - 1) * (gamma + 1)
     deltas = step.page_deltas
     return replace(
         step,
@@ -135,15 +149,15 @@ def static_step(
             inputs,
             slots=pad(inputs.slots, 0),
             start=pad(inputs.start, 0),
-            lengths=pad(inputs.lengths, rows),
-            tail_len=pad(inputs.tail_len, rows),
+            lengths=lengths,
+            tail_len=lengths,
             from_relay=pad(inputs.from_relay, True),
             window_floor=pad(inputs.window_floor, 0),
             write_floor=pad(inputs.write_floor, NEVER_WRITTEN),
             tail_floor=pad(inputs.tail_floor, 0),
-            token_ids=pad(inputs.token_ids, -1, missing * rows, count * rows),
+            token_ids=pad(inputs.token_ids, -1, num_rows - num_own_rows, num_own_rows),
             seed_ids=pad(inputs.seed_ids, -2),
-            sampled=torch.arange(bucket.num_requests),
+            sampled=torch.arange(bucket.num_requests + 1),
             num_rows=num_rows,
             num_tail_rows=num_rows,
             max_len=bucket.num_tokens,
