@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from golden_runs import differing, draft_keys, draft_output, pair
+from dsserve.debug.forward import Case
+from golden_runs import (
+    case_runner,
+    differing,
+    draft_keys,
+    draft_output,
+    golden,
+    pair,
+    prompt_ids,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +62,27 @@ def test_drafts_are_equal_up_to_the_tie_and_near_after_it(golden_a: Path) -> Non
     assert (expected - ours).abs().median() < 0.1
     expected, ours = pair(golden_a, "released", f"{TIE}.dspark_main_hidden", out)
     assert torch.equal(expected, ours)
+
+
+def test_drafts_begin_with_forced_tokens(golden_a: Path) -> None:
+    def run(forced: tuple[int, ...]) -> torch.Tensor:
+        case = Case(
+            TIE,
+            prompt_ids(golden_a, TIE),
+            decode_steps=4,
+            draft=True,
+            capture=frozenset({"greedy"}),
+            forced_ids=forced,
+        )
+        ids = case_runner(golden_a, "released", draft=True).run(case)[f"{TIE}.greedy.draft_ids"]
+        return ids.long()
+
+    tokens = golden(golden_a, "released")[f"{TIE}.greedy.tokens"].tolist()
+    expected = golden(golden_a, "released")[f"{TIE}.greedy.draft_ids"][:3].long()
+    assert torch.equal(run(tuple(tokens[:4])), expected)
+    # Without an id behind the last step its own token is the anchor.
+    assert torch.equal(run(tuple(tokens[:3])), expected)
+    assert run((5, 6, 7, 8))[:, 0].tolist() == [6, 7, 8]
 
 
 @pytest.mark.slow

@@ -286,7 +286,9 @@ class CaseRunner:
             token = logits.argmax(1)
             runner.pools.token_ring[store] = token
             if recorder is not None:
-                recorder.propose(token, start + step + 1)
+                # The token that the next step is given, whoever chose it.
+                forced = case.forced_ids[step + 1 : step + 2]
+                recorder.propose(token.new_tensor(forced) if forced else token, start + step + 1)
             rows.append(logits)
             tokens.append(token)
         result = {"tokens": torch.cat(tokens).to(torch.int32), "logits": torch.cat(rows)}

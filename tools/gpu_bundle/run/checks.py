@@ -18,6 +18,8 @@ from typing import Any
 
 #: The trained checkpoint of a source tree that travels beside the bundle.
 SHIPPED = "python/dsserve/assets/dsserve-tiny"
+#: Layers with the inputs of the reference path; it runs that path, too, so it is a check of its own.
+LAYERS = "{work}/code/tests/gpu/test_layers_on_cuda.py"
 #: Seconds that are kept for writing the results.
 RESERVE_S = 8.0
 
@@ -108,6 +110,18 @@ def golden(name: str, level: str, *flags: str) -> Check:
     )
 
 
+def tests(name: str, *arguments: str) -> Check:
+    """Tests that need a device."""
+    return Check(
+        name,
+        (
+            *("{python}", "-m", "pytest", "-c", "{bundle}/pytest.ini"),
+            *("--rootdir", "{work}/code", "-q", "-p", "no:cacheprovider", *arguments),
+        ),
+        note=r"passed|failed|^E  |FAILED|^SKIPPED|^layers",
+    )
+
+
 def server(
     name: str, *flags: str, guard: bool = False, port: int = 31000, alone: bool = False
 ) -> Check:
@@ -143,15 +157,8 @@ def server(
 
 CHECKS = (
     Check("doctor", ("{bin}/dsserve", "doctor"), note=r"gpu|torch|cuda|failed"),
-    Check(
-        "operators",
-        (
-            *("{python}", "-m", "pytest", "-c", "{bundle}/pytest.ini"),
-            *("--rootdir", "{work}/code", "-q", "-p", "no:cacheprovider"),
-            "{work}/code/tests/gpu",
-        ),
-        note=r"passed|failed|^E  |FAILED",
-    ),
+    tests("operators", "{work}/code/tests/gpu", f"--ignore={LAYERS}"),
+    tests("layers", LAYERS, "-s"),
     golden("v41-tiny-a", "fp32"),
     golden("v41-tiny-a", "released"),
     golden("geom", "fp32"),
@@ -228,11 +235,12 @@ def unpack(bundle: Path, place: Place) -> None:
         for folder in (place.work / name / name, Path("tests/golden/data") / name):
             if (folder / "golden.safetensors").is_file():
                 place.golden.setdefault(name, folder.resolve())
-    # Where the tests look for checkpoint A.
-    data = place.code / "tests/golden/data/v41-tiny-a"
-    if "v41-tiny-a" in place.golden and not data.exists():
-        data.parent.mkdir(parents=True, exist_ok=True)
-        data.symlink_to(place.golden["v41-tiny-a"])
+    # Where the tests look for golden checkpoints.
+    for name, folder in place.golden.items():
+        data = place.code / "tests/golden/data" / name
+        if not data.exists():
+            data.parent.mkdir(parents=True, exist_ok=True)
+            data.symlink_to(folder)
     command = place.work / "bin/dsserve"
     command.parent.mkdir(exist_ok=True)
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dsserve.cli.main "$@"\n')
