@@ -56,6 +56,7 @@ def test_resolving_twice_changes_nothing():
     assert resolve(drafting, model(stages=2)) == drafting
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
     ("flags", "algorithm", "num_tokens"),
     [
@@ -66,10 +67,26 @@ def test_resolving_twice_changes_nothing():
         ({"speculative_algorithm": "NONE"}, "none", None),
     ],
 )
-def test_draft_tokens_count_the_anchor(flags, algorithm, num_tokens):
-    resolved = resolve(config(**flags), model(stages=2))
+def test_draft_tokens_count_the_anchor(flags, algorithm, num_tokens, device):
+    resolved = resolve(config(device=device, **flags), model(stages=2))
     assert resolved.speculative_algorithm == algorithm
     assert resolved.speculative_num_draft_tokens == num_tokens
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+def test_drafts_are_on_by_default_where_there_is_a_head(device):
+    drafting = resolve(config(device=device), model(stages=2))
+    assert drafting.speculative_algorithm == "DSPARK"
+    # On CUDA the only verification whose steps are replayed graphs.
+    assert drafting.speculative_dspark_verify == "static"
+    assert resolve(config(device=device), model()).speculative_algorithm == "none"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("verify", ["static", "cap", "compact"])
+def test_verification_is_what_the_flag_says(device, verify):
+    given = config(device=device, speculative_dspark_verify=verify)
+    assert resolve(given, model(stages=2)).speculative_dspark_verify == verify
 
 
 def test_the_fake_model_drafts_where_it_is_told_how():

@@ -19,8 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "python/dsserve/assets/dsserve-tiny"
 RUN = Path(__file__).resolve().parent / "run"
 #: Folders of the source tree that checks need, and what of them is left out.
-CODE = ("python", "kernels", "examples", "tests", "pyproject.toml")
-LEFT_OUT = ("__pycache__", "data", "_native.abi3.so", ".pytest_cache", "assets")
+CODE = ("python", "kernels", "examples", "tests", "benchmarks", "tools", "pyproject.toml")
+LEFT_OUT = (
+    *("__pycache__", ".pytest_cache", ".mypy_cache", "_native.abi3.so"),
+    *("assets", "golden/data", "results"),
+)
 #: A warning is given beyond so many bytes.
 LIMIT_BYTES = 40 << 20
 

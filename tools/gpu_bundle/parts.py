@@ -38,7 +38,8 @@ def pack(part: Part, target: Path, *, cache: Path, left_out: Collection[str]) ->
         part: What to pack.
         target: Archive to write.
         cache: Folder of archives packed before, by content.
-        left_out: Names of files and folders that are skipped, below the sources.
+        left_out: Names of files and folders that are skipped, below the sources; several parts of a path are
+            joined by slashes.
     """
     files = dict(sorted(_files(part.sources, left_out)))
     digest = hashlib.sha256()
@@ -72,7 +73,8 @@ def _files(sources: list[Path], left_out: Collection[str]) -> Iterator[tuple[str
         else:
             for path in source.rglob("*"):
                 inside = path.relative_to(source)
-                if path.is_file() and not set(inside.parts) & set(left_out):
+                whole = f"/{inside.as_posix()}/"
+                if path.is_file() and not any(f"/{name}/" in whole for name in left_out):
                     yield str(source.name / inside), path.read_bytes()
 
 

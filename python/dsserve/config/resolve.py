@@ -135,8 +135,7 @@ def _speculative_algorithm(config: ServerConfig, model: ModelConfig) -> str:
         raise ConfigError(
             f"--speculative-algorithm DSPARK: {remedy}", param="--speculative-algorithm"
         )
-    is_wanted = wanted == "DSPARK" or (wanted == "auto" and config.device != "cuda")
-    return "DSPARK" if has_draft and is_wanted else "none"
+    return "DSPARK" if has_draft and wanted in ("DSPARK", "auto") else "none"
 
 
 def _num_draft_tokens(config: ServerConfig, model: ModelConfig, algorithm: str) -> int | None:

@@ -20,6 +20,8 @@ from typing import Any
 SHIPPED = "python/dsserve/assets/dsserve-tiny"
 #: Layers with the inputs of the reference path; it runs that path, too, so it is a check of its own.
 LAYERS = "{work}/code/tests/gpu/test_layers_on_cuda.py"
+#: Drafts are on by default.
+NO_DRAFTS = ("--speculative-algorithm", "none")
 #: Seconds that are kept for writing the results.
 RESERVE_S = 8.0
 
@@ -58,6 +60,7 @@ class Place:
             self.code / "kernels",
             self.work / "site",
             self.code / "tests",
+            self.code,
         ]
         return {
             **os.environ,
@@ -178,10 +181,19 @@ CHECKS = (
             *("{bin}/dsserve", "--cuda-graph"),
         ),
     ),
-    server("overlap", guard=True, alone=True),
+    server("overlap", *NO_DRAFTS, guard=True, alone=True),
     server("dspark", "--speculative-algorithm", "DSPARK", guard=True, port=31030, alone=True),
-    server("plain", "--disable-overlap-schedule", port=31010),
-    server("eager", "--disable-cuda-graph", guard=True, port=31020),
+    server("plain", *NO_DRAFTS, "--disable-overlap-schedule", port=31010),
+    server("eager", *NO_DRAFTS, "--disable-cuda-graph", guard=True, port=31020),
+    Check(
+        "drafts",
+        (
+            *("{python}", "-m", "benchmarks.drafts", "--device", "cuda", "--model-path", "{model}"),
+            *("--setups", "none", "static_5", "static_3", "--out", "{out}/drafts.json"),
+        ),
+        is_alone=True,
+        note=r"_streams|ERROR|Error|Failed",
+    ),
 )
 
 

@@ -53,7 +53,7 @@ class DeepseekOptions:
     )
     speculative_algorithm: str = option(
         "auto",
-        "Speculative decoding; auto is DSPARK where the checkpoint has its head (on the CPU), else none.",
+        "Speculative decoding; auto is DSPARK where the checkpoint has its head, else none.",
         since=1,
         choices={"auto": 1, "none": 1, "NONE": 1, "DSPARK": 3, "EAGLE": LATER},
     )
