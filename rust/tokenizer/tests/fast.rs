@@ -117,6 +117,19 @@ proptest! {
         }
     }
 
+    /// At the lengths where the way to the ids changes, and more than are looked up together.
+    #[test]
+    fn many_new_words_some_of_them_twice_have_the_ids_of_the_reference(
+        words in prop::collection::vec(
+            prop_oneof!["[a-e]{1,20}", "[a-e]{62,67}", "[一-乐]{1,40}", "[а-д]{1,40}", "[!-#]{1,14}"],
+            1..300,
+        ),
+        order in prop::collection::vec(any::<prop::sample::Index>(), 100..600),
+    ) {
+        let words: Vec<&str> = order.iter().map(|index| index.get(&words).as_str()).collect();
+        check(&words.join(" "))?;
+    }
+
     #[test]
     fn rendered_conversations_from_the_cache_are_as_by_the_reference(
         messages in prop::collection::vec(awkward(), 1..5),

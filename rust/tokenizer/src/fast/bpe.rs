@@ -1,55 +1,46 @@
-//! One piece of text to tokens: byte-pair encoding from left to right.
-//!
-//! A row of tokens is the encoding of its text exactly if every two neighbours are the encoding of
-//! theirs. So the encoder takes the longest token that may follow, and goes back where none may. A
-//! place it had to leave is never entered again: the encoding of the text up to there is unique, so
-//! no other way leads through it. The work is linear in the text, whatever the text is.
+//! Pieces of text to ids; which of three ways a piece goes, its length says.
 
+use super::long::{self, Walk};
 use super::merges::Merges;
-use super::seams::{Seam, Seams};
+use super::seams::{Seam, Seams, REACH};
+use super::short::{self, Lanes};
 use super::trie::Trie;
+use super::whole::{Whole, WholeTokens};
+use std::ops::Range;
 
-/// Encodes pieces; needs one bit of memory a byte besides the ids.
+/// Characters of three bytes begin with this one or a greater one.
+const LEAD_OF_THREE: u8 = 0xE0;
+
+/// Encodes pieces.
 pub(crate) struct Bpe {
     merges: Merges,
+    whole: WholeTokens,
     trie: Trie,
     seams: Seams,
 }
 
-/// A token that the text goes on with, and its length.
-type Candidate = (u32, usize);
-
-/// Memory that is used again for the next piece.
+/// Memory that is used again for the next pieces.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// One bit for each place of the piece: no way on from here.
-    dead: Vec<u64>,
-    /// Answers given lately, whether two tokens may stand side by side.
-    answers: Answers,
+    looks: Vec<Whole>,
+    found: Vec<[u64; 2]>,
+    /// Pieces that are more than one token.
+    open: Vec<usize>,
+    lanes: Lanes,
+    walk: long::Scratch,
 }
 
-const NUM_ANSWERS: usize = 1 << 12;
-
-/// A pair of tokens and whether the second may follow the first, by hash; a new one replaces the old.
-struct Answers(Vec<(u32, u32)>);
-
-impl Default for Answers {
-    fn default() -> Self {
-        // No token follows itself by this number.
-        Self(vec![(u32::MAX, u32::MAX); NUM_ANSWERS])
-    }
+/// The ids of several pieces.
+#[derive(Default)]
+pub(crate) struct Encoded {
+    ids: Vec<u32>,
+    /// Where those of each piece are.
+    places: Vec<Range<usize>>,
 }
 
-impl Answers {
-    fn get(&mut self, left: u32, right: u32, ask: impl FnOnce() -> bool) -> bool {
-        let hash = (left ^ right.rotate_left(16)).wrapping_mul(0x9E37_79B1) >> 20;
-        let known = &mut self.0[hash as usize % NUM_ANSWERS];
-        if known.0 == left && known.1 >> 1 == right {
-            return known.1 & 1 == 1;
-        }
-        let answer = ask();
-        *known = (left, right << 1 | u32::from(answer));
-        answer
+impl Encoded {
+    pub(crate) fn ids_of(&self, piece: usize) -> &[u32] {
+        &self.ids[self.places[piece].clone()]
     }
 }
 
@@ -57,89 +48,88 @@ impl Bpe {
     /// # Errors
     /// That the vocabulary is too large.
     pub(crate) fn new(merges: Merges) -> Result<Self, String> {
+        let tokens = merges.reachable();
         Ok(Self {
-            trie: Trie::build(&merges)?,
+            whole: WholeTokens::of(&merges, &tokens),
+            trie: Trie::build(&merges, tokens)?,
             seams: Seams::of(&merges),
             merges,
         })
     }
 
-    /// Appends the ids of `piece` to `out`.
-    pub(crate) fn encode(&self, piece: &[u8], scratch: &mut Scratch, out: &mut Vec<u32>) {
-        if piece.is_empty() {
-            return;
-        }
-        let first = out.len();
-        let (longest, len) = self.trie.longest(piece);
-        if len == piece.len() {
-            out.push(self.merges.id(longest));
-            return;
-        }
-        scratch.dead.clear();
-        scratch.dead.resize(piece.len() / 64 + 1, 0);
-        self.walk(piece, (longest, len), scratch, first, out);
-        for token in &mut out[first..] {
-            *token = self.merges.id(*token);
-        }
-    }
-
-    /// Appends the tokens of `piece`, by rank.
-    fn walk(
+    /// Cuts a piece of `text` where no merge can reach over, and calls `take` with each part.
+    ///
+    /// In writing without blanks a piece is a whole clause, which is rarely seen again; its parts are.
+    #[inline]
+    pub(crate) fn for_each_part(
         &self,
-        piece: &[u8],
-        longest: Candidate,
-        scratch: &mut Scratch,
-        first: usize,
-        out: &mut Vec<u32>,
+        text: &[u8],
+        piece: Range<usize>,
+        mut take: impl FnMut(Range<usize>),
     ) {
-        let mut at = 0;
-        let mut candidate = Some(longest);
-        while at < piece.len() {
-            let last = out[first..].last().copied();
-            let last = last.map(|last| (last, self.seams.at(piece, at)));
-            if let Some((token, len)) = self.fitting(candidate, last, at, scratch) {
-                out.push(token);
-                at += len;
-                if at < piece.len() {
-                    candidate = Some(self.trie.longest(&piece[at..]));
+        let mut start = piece.start;
+        if piece.len() >= 2 * REACH && text[start] >= LEAD_OF_THREE {
+            let bytes = &text[piece.clone()];
+            for at in REACH..=bytes.len() - REACH {
+                if self.seams.at(bytes, at) == Seam::Clear {
+                    take(start..piece.start + at);
+                    start = piece.start + at;
                 }
-            } else {
-                let last = out.pop().expect("the empty text has an encoding");
-                scratch.dead[at / 64] |= 1 << (at % 64);
-                at -= self.merges.token_len(last);
-                candidate = self.shorter(last);
             }
         }
+        take(start..piece.end);
     }
 
-    /// The longest of `candidate` and the shorter ones that may follow `last` at `at`.
-    fn fitting(
+    /// Encodes pieces of `text`, none of them empty.
+    pub(crate) fn encode(
         &self,
-        mut candidate: Option<Candidate>,
-        last: Option<(u32, Seam)>,
-        at: usize,
+        text: &[u8],
+        pieces: &[Range<usize>],
         scratch: &mut Scratch,
-    ) -> Option<Candidate> {
-        while let Some((token, len)) = candidate {
-            let end = at + len;
-            let is_dead = scratch.dead[end / 64] >> (end % 64) & 1 == 1;
-            let may_follow = match last {
-                _ if is_dead => false,
-                None | Some((_, Seam::Clear)) => true,
-                Some((last, seam)) => scratch
-                    .answers
-                    .get(last, token, || self.merges.may_follow(last, token, seam)),
-            };
-            if may_follow {
-                return candidate;
+        encoded: &mut Encoded,
+    ) {
+        encoded.ids.clear();
+        encoded.places.clear();
+        encoded.places.resize(pieces.len(), 0..0);
+        let mut give = |index: usize, tokens: &[u32]| {
+            let start = encoded.ids.len();
+            let ids = tokens.iter().map(|&token| self.merges.id(token));
+            encoded.ids.extend(ids);
+            encoded.places[index] = start..encoded.ids.len();
+        };
+        let Scratch {
+            looks,
+            found,
+            open,
+            lanes,
+            walk,
+        } = scratch;
+        looks.clear();
+        let asked = pieces.iter().map(|piece| self.whole.whole(text, piece));
+        looks.extend(asked);
+        found.clear();
+        found.extend(looks.iter().map(|&whole| self.whole.look(whole)));
+        open.clear();
+        for (index, (&whole, &found)) in looks.iter().zip(&*found).enumerate() {
+            match self.whole.answer(whole, found) {
+                Some(token) => give(index, &[token]),
+                None => open.push(index),
             }
-            candidate = self.shorter(token);
         }
-        None
-    }
-
-    fn shorter(&self, token: u32) -> Option<Candidate> {
-        let shorter = self.trie.shorter(token)?;
-        Some((shorter, self.merges.token_len(shorter)))
+        let open = || {
+            open.iter()
+                .map(|&index| (index, &text[pieces[index].clone()]))
+        };
+        let is_short = |piece: &[u8]| piece.len() <= short::MAX_BYTES;
+        let short = open().filter(|&(_, piece)| is_short(piece));
+        lanes.encode(&self.merges, short, &mut give);
+        let way = Walk {
+            merges: &self.merges,
+            trie: &self.trie,
+            seams: &self.seams,
+        };
+        for (index, piece) in open().filter(|&(_, piece)| !is_short(piece)) {
+            give(index, way.encode(piece, walk));
+        }
     }
 }

@@ -70,6 +70,7 @@ impl Classes {
     }
 
     /// The kind and length of the character at `at`, which lies inside `text` on a boundary.
+    #[inline]
     pub(crate) fn at(self, text: &str, at: usize) -> (Kind, usize) {
         let bytes = text.as_bytes();
         let first = bytes[at];

@@ -10,6 +10,14 @@ pub(crate) fn mix(value: u64) -> u64 {
     fold(product)
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the lower half is what is wanted"
+)]
+pub(crate) fn low_half(value: u64) -> u32 {
+    value as u32
+}
+
 /// A hash of words that users choose: which of them collide cannot be told without the key.
 #[derive(Clone, Copy)]
 pub(crate) struct Key {

@@ -3,14 +3,13 @@
 //! Inside, a token is numbered by its rank: 0 to 255 are the bytes, 256 + k is what merge k makes.
 //! A smaller number was made earlier, which is all that byte-pair encoding decides by.
 
-use super::hash::mix;
+use super::pairs::{PairTable, MAX_TOKENS};
 use super::seams::{Seam, REACH};
 use crate::vocab::token_bytes;
 use serde_json::Value;
 use std::collections::HashMap;
 
 pub(crate) const NUM_BYTES: u32 = 256;
-const FREE: u64 = u64::MAX;
 /// Longer tokens do not occur; lengths up to here fit a byte.
 const MAX_TOKEN_BYTES: u32 = 255;
 /// Marks a half of a token: the token itself is the left, and the right half of some merge.
@@ -18,8 +17,6 @@ const IS_HALF: u32 = 1 << 31;
 /// Marks the halves of a token of less than [`REACH`] bytes.
 const IS_SHORT: u32 = 1 << 30;
 const TOKEN: u32 = IS_SHORT - 1;
-/// Bits of the filter for each slot of the table.
-const FILTER_BITS: usize = 8;
 
 /// The merges of a vocabulary in which every token but the bytes comes from exactly one merge of
 /// earlier tokens, as training leaves it.
@@ -105,6 +102,9 @@ impl Merges {
 
     fn add(&mut self, left: u32, right: u32, id: u32) -> Result<(), String> {
         let rank = id_rank(self.ids.len());
+        if rank >= MAX_TOKENS {
+            return Err("its vocabulary is too large".to_owned());
+        }
         for half in [left, right] {
             let (start, end) = self.span(half);
             self.bytes.extend_from_within(start..end);
@@ -144,6 +144,10 @@ impl Merges {
         (left & TOKEN, right & TOKEN)
     }
 
+    pub(crate) fn pairs(&self) -> &PairTable {
+        &self.pairs
+    }
+
     /// Bytes of a token.
     pub(crate) fn token_len(&self, token: u32) -> usize {
         self.lens[token as usize] as usize
@@ -162,8 +166,20 @@ impl Merges {
         (start as usize, self.ends[token as usize] as usize)
     }
 
-    /// Whether the encoding of a token's bytes is that token; some cannot come out of any text.
-    pub(crate) fn is_reachable(&self, token: u32, is_reachable: &[bool]) -> bool {
+    /// The tokens that can come out of a text, in order.
+    pub(crate) fn reachable(&self) -> Vec<u32> {
+        let mut is_reachable = Vec::with_capacity(self.ids.len());
+        for token in 0..self.len() {
+            let reachable = self.is_reachable(token, &is_reachable);
+            is_reachable.push(reachable);
+        }
+        (0..self.len())
+            .filter(|&token| is_reachable[token as usize])
+            .collect()
+    }
+
+    /// Whether the encoding of a token's bytes is that token.
+    fn is_reachable(&self, token: u32, is_reachable: &[bool]) -> bool {
         let (left, right) = self.halves(token);
         token < NUM_BYTES
             || (is_reachable[left as usize]
@@ -191,8 +207,7 @@ impl Merges {
             if no_short && (left_halves.0 | right_halves.0) & IS_SHORT != 0 {
                 return true;
             }
-            if left_halves.0 & right_halves.1 & IS_HALF != 0
-                && self.pairs.get(left, right).is_some_and(|made| made < limit)
+            if left_halves.0 & right_halves.1 & IS_HALF != 0 && self.pairs.get(left, right) < limit
             {
                 return false;
             }
@@ -266,65 +281,4 @@ fn to_id(value: &Value) -> Option<u32> {
 
 fn id_rank(len: usize) -> u32 {
     u32::try_from(len).expect("vocabularies have fewer than 2^32 entries")
-}
-
-/// (left, right) to what their merge makes: open addressing, half empty.
-struct PairTable {
-    keys: Vec<u64>,
-    made: Vec<u32>,
-    /// One bit for each hash: most pairs are in no rule, and this is small enough to stay near.
-    filter: Vec<u64>,
-}
-
-impl PairTable {
-    fn with_capacity(len: usize) -> Self {
-        let slots = (len * 2).next_power_of_two().max(2);
-        Self {
-            keys: vec![FREE; slots],
-            made: vec![0; slots],
-            filter: vec![0; (slots * FILTER_BITS / 64).max(1)],
-        }
-    }
-
-    fn insert(&mut self, left: u32, right: u32, made: u32) {
-        let slot = self.slot(left, right);
-        self.keys[slot] = key(left, right);
-        self.made[slot] = made;
-        let (word, bit) = self.filter_bit(mix(key(left, right)));
-        self.filter[word] |= bit;
-    }
-
-    fn get(&self, left: u32, right: u32) -> Option<u32> {
-        let (word, bit) = self.filter_bit(mix(key(left, right)));
-        if self.filter[word] & bit == 0 {
-            return None;
-        }
-        let slot = self.slot(left, right);
-        (self.keys[slot] != FREE).then(|| self.made[slot])
-    }
-
-    fn filter_bit(&self, hash: u64) -> (usize, u64) {
-        let hash = hash >> 20;
-        let word = (hash >> 6) as usize % self.filter.len();
-        (word, 1 << (hash % 64))
-    }
-
-    /// Where the pair is, or would be.
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "only the low bits of the hash choose a slot"
-    )]
-    fn slot(&self, left: u32, right: u32) -> usize {
-        let key = key(left, right);
-        let mask = self.keys.len() - 1;
-        let mut slot = mix(key) as usize & mask;
-        while self.keys[slot] != key && self.keys[slot] != FREE {
-            slot = (slot + 1) & mask;
-        }
-        slot
-    }
-}
-
-fn key(left: u32, right: u32) -> u64 {
-    u64::from(left) << 32 | u64::from(right)
 }

@@ -4,17 +4,24 @@
 mod bpe;
 mod class_table;
 mod classes;
+mod gaps;
 pub(crate) mod hash;
+mod long;
 mod merges;
+mod pairs;
 mod seams;
+mod short;
 mod trie;
+mod whole;
 mod word_cache;
+mod word_key;
 mod words;
 
 use crate::split;
 use aho_corasick::{AhoCorasick, MatchKind};
-use bpe::{Bpe, Scratch};
+use bpe::Bpe;
 pub(crate) use classes::{Class, Classes};
+use gaps::Gaps;
 use merges::Merges;
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
@@ -54,8 +61,8 @@ impl Part<'_> {
 /// What one thread needs while it encodes.
 #[derive(Default)]
 struct Worker {
-    scratch: Scratch,
     cache: WordCache,
+    gaps: Gaps,
 }
 
 impl FastEncoder {
@@ -85,12 +92,17 @@ impl FastEncoder {
     /// Appends the ids of text that holds no added tokens, or whose spellings of them are text.
     pub(crate) fn encode_plain(&self, text: &str, out: &mut Vec<u32>) {
         let mut worker = self.take_worker();
-        let Worker { scratch, cache } = &mut worker;
+        let Worker { cache, gaps } = &mut worker;
+        let bytes = text.as_bytes();
         for word in Words::new(text, self.pattern) {
-            cache.encode(text.as_bytes(), word, out, |word, out| {
-                self.bpe.encode(word, scratch, out);
+            self.bpe.for_each_part(bytes, word, |part| {
+                gaps.add(bytes, part, cache, out);
+                if gaps.are_many() {
+                    gaps.fill(bytes, &self.bpe, cache, out);
+                }
             });
         }
+        gaps.fill(bytes, &self.bpe, cache, out);
         let mut workers = self.lock();
         if workers.len() < MAX_KEPT_WORKERS {
             workers.push(worker);

@@ -80,15 +80,7 @@ pub(crate) struct Trie {
 impl Trie {
     /// # Errors
     /// That the vocabulary is too large for it.
-    pub(crate) fn build(merges: &Merges) -> Result<Self, String> {
-        let mut is_reachable = Vec::with_capacity(merges.len() as usize);
-        for token in 0..merges.len() {
-            let reachable = merges.is_reachable(token, &is_reachable);
-            is_reachable.push(reachable);
-        }
-        let mut tokens: Vec<u32> = (0..merges.len())
-            .filter(|&token| is_reachable[token as usize])
-            .collect();
+    pub(crate) fn build(merges: &Merges, mut tokens: Vec<u32>) -> Result<Self, String> {
         tokens.sort_unstable_by_key(|&token| merges.bytes(token));
         let mut builder = Builder {
             merges,

@@ -5,10 +5,10 @@
 //! starts anew.
 
 use super::hash::Key;
+use super::word_key::{key, MAX_BYTES as MAX_WORD_BYTES};
 use std::ops::Range;
 
-/// Longer words, and words of more ids, are not kept.
-const MAX_WORD_BYTES: usize = 31;
+/// Words of more ids are not kept.
 const MAX_IDS: usize = 7;
 /// Words up to this length and number of ids take half the room.
 const MAX_SHORT_BYTES: usize = 15;
@@ -53,35 +53,81 @@ impl<const WORDS: usize, const IDS: usize> Default for Table<WORDS, IDS> {
 struct Entry<const WORDS: usize, const IDS: usize> {
     key: [u64; WORDS],
     ids: [u32; IDS],
+    /// Or [`OPEN`], with a name in `ids`, or [`NOT_KEPT`].
     num_ids: u32,
 }
 
+/// The ids are being looked for.
+const OPEN: u32 = u32::MAX;
+/// There are too many ids.
+const NOT_KEPT: u32 = OPEN - 1;
+
+/// What the cache says of a word.
+pub(crate) enum Found {
+    /// Its ids have been appended.
+    Ids,
+    /// It was new a moment ago, under this name.
+    Open(u32),
+    /// Its ids are to be found, and to be told if there is a place for them.
+    New(Option<Place>),
+}
+
+/// Where the ids of a new word go; valid until the cache is cleared.
+#[derive(Clone, Copy)]
+pub(crate) enum Place {
+    Short(usize),
+    Long(usize),
+}
+
 impl WordCache {
-    /// Appends the ids of the word in `text`, which are those that `encode` appends.
-    pub(crate) fn encode(
+    /// Appends the ids of the word in `text`; if they are not known the word is new, and `name` stands for
+    /// them until they are told.
+    #[inline]
+    pub(crate) fn find(
         &mut self,
         text: &[u8],
-        word: Range<usize>,
+        word: &Range<usize>,
+        name: u32,
         out: &mut Vec<u32>,
-        encode: impl FnOnce(&[u8], &mut Vec<u32>),
-    ) {
+    ) -> Found {
         if word.len() <= MAX_SHORT_BYTES {
-            let key = key::<2>(text, &word);
-            self.short.encode(key, MAX_SHORT_WORDS, out, |out| {
-                encode(&text[word], out);
-            });
+            let max_words = MAX_SHORT_WORDS;
+            self.short
+                .find(key::<2>(text, word), name, max_words, Place::Short, out)
         } else if word.len() <= MAX_WORD_BYTES {
-            let key = key::<4>(text, &word);
-            self.long.encode(key, MAX_LONG_WORDS, out, |out| {
-                encode(&text[word], out);
-            });
+            let max_words = MAX_LONG_WORDS;
+            self.long
+                .find(key::<4>(text, word), name, max_words, Place::Long, out)
         } else {
-            encode(&text[word], out);
+            Found::New(None)
         }
+    }
+
+    /// The ids of a word that was new.
+    pub(crate) fn tell(&mut self, place: Place, ids: &[u32]) {
+        match place {
+            Place::Short(entry) => self.short.entries[entry].set(ids),
+            Place::Long(entry) => self.long.entries[entry].set(ids),
+        }
+    }
+
+    /// Starts anew if there may be no room for as many words more; no word may be open.
+    pub(crate) fn make_room(&mut self, num_words: usize) {
+        self.short.make_room(num_words, MAX_SHORT_WORDS);
+        self.long.make_room(num_words, MAX_LONG_WORDS);
     }
 }
 
 impl<const WORDS: usize, const IDS: usize> Entry<WORDS, IDS> {
+    fn set(&mut self, ids: &[u32]) {
+        if ids.len() <= IDS {
+            self.ids[..ids.len()].copy_from_slice(ids);
+            self.num_ids = to_u32(ids.len());
+        } else {
+            self.num_ids = NOT_KEPT;
+        }
+    }
+
     fn write(&self, out: &mut Vec<u32>) {
         if self.num_ids == 1 {
             out.push(self.ids[0]);
@@ -92,93 +138,73 @@ impl<const WORDS: usize, const IDS: usize> Entry<WORDS, IDS> {
 }
 
 impl<const WORDS: usize, const IDS: usize> Table<WORDS, IDS> {
-    fn encode(
+    #[inline]
+    fn find(
         &mut self,
         key: [u64; WORDS],
+        name: u32,
         max_words: usize,
+        place: impl Fn(usize) -> Place,
         out: &mut Vec<u32>,
-        encode: impl FnOnce(&mut Vec<u32>),
-    ) {
+    ) -> Found {
         if self.slots.is_empty() {
-            self.slots.resize(max_words * 2, 0);
-            let empty = Entry {
-                key: [0; WORDS],
-                ids: [0; IDS],
-                num_ids: 0,
-            };
-            self.hot.resize(NUM_HOT, empty);
+            self.allocate(max_words);
         }
         let hash = self.hash_key.hash(&key);
         let hot = &mut self.hot[hash % NUM_HOT];
         if hot.key == key {
             hot.write(out);
-            return;
+            return Found::Ids;
         }
         let mask = self.slots.len() - 1;
         let mut slot = hash & mask;
-        while self.slots[slot] != 0 {
-            let entry = &self.entries[self.slots[slot] as usize - 1];
+        while let Some(index) = self.slots[slot].checked_sub(1) {
+            let entry = &self.entries[index as usize];
             if entry.key == key {
-                *hot = *entry;
-                hot.write(out);
-                return;
+                return match entry.num_ids {
+                    OPEN => Found::Open(entry.ids[0]),
+                    NOT_KEPT => Found::New(None),
+                    _ => {
+                        *hot = *entry;
+                        hot.write(out);
+                        Found::Ids
+                    }
+                };
             }
             slot = (slot + 1) & mask;
         }
-        let first = out.len();
-        encode(out);
-        let ids = &out[first..];
-        if ids.len() > IDS {
-            return;
-        }
         if self.entries.len() == max_words {
-            self.slots.fill(0);
-            self.entries.clear();
-            slot = hash & mask;
+            return Found::New(None);
         }
-        let mut kept = [0; IDS];
-        kept[..ids.len()].copy_from_slice(ids);
+        let mut ids = [0; IDS];
+        ids[0] = name;
         self.entries.push(Entry {
             key,
-            ids: kept,
-            num_ids: to_u32(ids.len()),
+            ids,
+            num_ids: OPEN,
         });
         self.slots[slot] = to_u32(self.entries.len());
+        Found::New(Some(place(self.entries.len() - 1)))
+    }
+
+    #[cold]
+    fn allocate(&mut self, max_words: usize) {
+        self.slots.resize(max_words * 2, 0);
+        let empty = Entry {
+            key: [0; WORDS],
+            ids: [0; IDS],
+            num_ids: 0,
+        };
+        self.hot.resize(NUM_HOT, empty);
+    }
+
+    fn make_room(&mut self, num_words: usize, max_words: usize) {
+        if self.entries.len() + num_words > max_words {
+            self.slots.fill(0);
+            self.entries.clear();
+        }
     }
 }
-
-fn key<const WORDS: usize>(text: &[u8], word: &Range<usize>) -> [u64; WORDS] {
-    let len = word.len();
-    let window = text.get(word.start..word.start + WORDS * 8);
-    let mut padded = [0u8; MAX_WORD_BYTES + 1];
-    let bytes = window.unwrap_or_else(|| {
-        padded[..len].copy_from_slice(&text[word.clone()]);
-        &padded
-    });
-    let mut key = [0u64; WORDS];
-    for (index, (value, chunk)) in key.iter_mut().zip(bytes.chunks_exact(8)).enumerate() {
-        let whole = u64::from_le_bytes([
-            chunk[0], chunk[1], chunk[2], chunk[3], chunk[4], chunk[5], chunk[6], chunk[7],
-        ]);
-        // What follows the word is masked away.
-        *value = whole & MASKS[len.saturating_sub(index * 8).min(8)];
-    }
-    key[WORDS - 1] |= (len as u64) << 56;
-    key
-}
-
-/// The lowest n bytes.
-const MASKS: [u64; 9] = [
-    0,
-    0xFF,
-    0xFFFF,
-    0x00FF_FFFF,
-    0xFFFF_FFFF,
-    0x00FF_FFFF_FFFF,
-    0xFFFF_FFFF_FFFF,
-    0x00FF_FFFF_FFFF_FFFF,
-    u64::MAX,
-];
 
 fn to_u32(len: usize) -> u32 {
     u32::try_from(len).expect("the cache is small")
@@ -188,52 +214,54 @@ fn to_u32(len: usize) -> u32 {
 mod tests {
     use super::*;
 
+    /// Asks for a word whose ids are `0..num_ids`, and tells them if it is new.
+    fn ask(cache: &mut WordCache, word: &str, num_ids: u32) -> bool {
+        let mut out = vec![9];
+        let ids: Vec<u32> = (0..num_ids).collect();
+        match cache.find(word.as_bytes(), &(0..word.len()), 5, &mut out) {
+            Found::Ids => {
+                assert_eq!(out, [vec![9], ids].concat(), "{word}");
+                return true;
+            }
+            Found::New(Some(place)) => cache.tell(place, &ids),
+            Found::New(None) => {}
+            Found::Open(_) => unreachable!("{word} has been told"),
+        }
+        assert_eq!(out, [9]);
+        false
+    }
+
     #[test]
-    fn keys_of_different_words_differ_wherever_they_stand() {
-        let words = [
-            "",
-            "a",
-            "a\0",
-            "\0",
-            "\0\0",
-            "abcdefgh",
-            "abcdefghi",
-            "abcdefghijklmno",
-        ];
-        let mut keys = Vec::new();
-        for word in words {
-            let alone = key::<2>(word.as_bytes(), &(0..word.len()));
-            let inside = format!("<{word}>{}", "x".repeat(40));
-            assert_eq!(alone, key(inside.as_bytes(), &(1..1 + word.len())));
-            assert!(!keys.contains(&alone), "{word:?}");
-            keys.push(alone);
+    fn a_word_is_new_once_and_a_large_one_each_time() {
+        let mut cache = WordCache::default();
+        let [long, longer] = [20, 32].map(|len| "x".repeat(len));
+        for (word, num_ids, is_kept) in [
+            ("ab", 1, true),
+            ("cd", 3, true),
+            ("ef", 4, false),
+            (&long, 7, true),
+            (&long[1..], 8, false),
+            (&longer, 1, false),
+        ] {
+            assert!(!ask(&mut cache, word, num_ids));
+            assert_eq!(ask(&mut cache, word, num_ids), is_kept, "{word}");
+            assert_eq!(ask(&mut cache, word, num_ids), is_kept, "{word}");
         }
     }
 
     #[test]
-    fn a_word_is_encoded_once_and_a_large_one_each_time() {
+    fn a_word_goes_by_its_name_until_its_ids_are_told() {
         let mut cache = WordCache::default();
-        let [long, longer] = [20, 32].map(|len| "x".repeat(len));
-        for (word, num_ids, num_calls) in [
-            ("ab", 1, 1),
-            ("cd", 3, 1),
-            ("ef", 4, 3),
-            (&long, 7, 1),
-            (&long[1..], 8, 3),
-            (&longer, 1, 3),
-        ] {
-            let mut calls = 0;
-            for _ in 0..3 {
-                let mut out = vec![9];
-                cache.encode(word.as_bytes(), 0..word.len(), &mut out, |given, out| {
-                    assert_eq!(given, word.as_bytes());
-                    calls += 1;
-                    out.extend(0..num_ids);
-                });
-                assert_eq!(out, [vec![9], (0..num_ids).collect()].concat());
-            }
-            assert_eq!(calls, num_calls, "{word}");
-        }
+        let mut out = Vec::new();
+        let Found::New(Some(place)) = cache.find(b"word", &(0..4), 7, &mut out) else {
+            panic!("it is new");
+        };
+        let again = cache.find(b"word", &(0..4), 8, &mut out);
+        assert!(matches!(again, Found::Open(7)));
+        cache.tell(place, &[3, 4]);
+        let known = cache.find(b"word", &(0..4), 9, &mut out);
+        assert!(matches!(known, Found::Ids));
+        assert_eq!(out, [3, 4]);
     }
 
     /// Words that share a slot in one table are spread in another.
@@ -254,17 +282,21 @@ mod tests {
     #[test]
     fn a_full_cache_starts_anew() {
         let mut cache = WordCache::default();
-        let num_words = u32::try_from(MAX_SHORT_WORDS * 2 + 10).unwrap();
+        let num_words = MAX_SHORT_WORDS * 2 + 10;
         for round in 0..2 {
             for number in 0..num_words {
                 let word = number.to_string();
-                let mut out = Vec::new();
-                cache.encode(word.as_bytes(), 0..word.len(), &mut out, |_, out| {
-                    out.push(number);
-                });
-                assert_eq!(out, [number], "{round}");
+                assert!(!ask(&mut cache, &word, 1), "{round}");
+                assert!(ask(&mut cache, &word, 1), "{round}");
+                cache.make_room(100);
             }
-            assert!(cache.short.entries.len() <= MAX_SHORT_WORDS);
+            assert!(cache.short.entries.len() <= MAX_SHORT_WORDS - 100);
         }
+        // Without room words are encoded each time.
+        for number in 0..MAX_SHORT_WORDS {
+            ask(&mut cache, &format!(" {number}"), 1);
+        }
+        assert!(!ask(&mut cache, "new", 1));
+        assert!(!ask(&mut cache, "new", 1));
     }
 }

@@ -75,11 +75,7 @@ impl<'a> Words<'a> {
             Class::Letter | Class::Mark => self.word_end(next_at, first.is_cjk),
             Class::Punctuation => {
                 if bytes[start].is_ascii() && is_ascii_letter(next_at) {
-                    let mut end = next_at;
-                    while is_ascii_letter(end) {
-                        end += 1;
-                    }
-                    end
+                    letters_end(bytes, next_at)
                 } else {
                     self.punctuation_end(next_at, is_here)
                 }
@@ -101,8 +97,8 @@ impl<'a> Words<'a> {
     fn word_end(&self, mut at: usize, is_cjk: bool) -> usize {
         let bytes = self.text.as_bytes();
         loop {
-            while !is_cjk && bytes.get(at).is_some_and(u8::is_ascii_alphabetic) {
-                at += 1;
+            if !is_cjk {
+                at = letters_end(bytes, at);
             }
             match self.kind(at) {
                 Some((kind, len))
@@ -198,6 +194,29 @@ impl<'a> Words<'a> {
         }
         Some(end)
     }
+}
+
+/// Where the ASCII letters from `at` on end. Eight bytes at a time: how long a word is cannot be foretold,
+/// so a loop over its letters costs a wrong branch each time.
+fn letters_end(bytes: &[u8], mut at: usize) -> usize {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x80 * EACH;
+    while let Some(eight) = bytes.get(at..at + 8) {
+        let eight = u64::from_le_bytes(eight.try_into().expect("eight bytes"));
+        let lower = (eight | (0x20 * EACH)) & !HIGH;
+        // Bit 7 of each byte, whose lower bits cannot overflow.
+        let from_a = lower + (0x80 - u64::from(b'a')) * EACH;
+        let beyond_z = lower + (0x7F - u64::from(b'z')) * EACH;
+        let others = !(from_a & !beyond_z & !eight) & HIGH;
+        if others != 0 {
+            return at + others.trailing_zeros() as usize / 8;
+        }
+        at += 8;
+    }
+    while bytes.get(at).is_some_and(u8::is_ascii_alphabetic) {
+        at += 1;
+    }
+    at
 }
 
 #[derive(PartialEq, Eq)]
