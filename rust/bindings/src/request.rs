@@ -40,7 +40,10 @@ const MOST_ROOM: usize = 1 << 22;
 ///
 /// # Errors
 /// `SchedulerError` naming a key that is missing, unknown or of a wrong type.
-pub fn parse_spec(dict: &Bound<'_, PyDict>) -> PyResult<core::RequestSpec> {
+pub fn parse_spec(
+    dict: &Bound<'_, PyDict>,
+    with_room: impl FnOnce(usize) -> Vec<u32>,
+) -> PyResult<core::RequestSpec> {
     let known: HashSet<&str> = SPEC_KEYS.into();
     for key in dict.keys() {
         let key: String = key.extract()?;
@@ -63,13 +66,13 @@ pub fn parse_spec(dict: &Bound<'_, PyDict>) -> PyResult<core::RequestSpec> {
     };
     Ok(core::RequestSpec {
         request_id: required(dict, "request_id")?,
-        token_ids: ids(dict, "token_ids", room)?
+        token_ids: ids(dict, "token_ids", |given| with_room(room(given)))?
             .ok_or_else(|| SchedulerError::new_err("request key token_ids is missing"))?,
         prompt_len,
         max_new_tokens,
         min_new_tokens: optional(dict, "min_new_tokens")?.unwrap_or(0),
         ignore_eos: optional(dict, "ignore_eos")?.unwrap_or(false),
-        stop_token_ids: ids(dict, "stop_token_ids", |given| given)?.unwrap_or_default(),
+        stop_token_ids: ids(dict, "stop_token_ids", Vec::with_capacity)?.unwrap_or_default(),
         priority: optional(dict, "priority")?,
         tenant: optional(dict, "tenant")?.unwrap_or(0),
         deadline_us: optional(dict, "deadline_us")?,
@@ -108,11 +111,11 @@ where
         .ok_or_else(|| SchedulerError::new_err(format!("request key {key} is missing")))
 }
 
-/// The ids under a key, in a list with `room` for that many, given how many there are.
+/// The ids under a key, in the list that `list` gives when told how many there are.
 fn ids(
     dict: &Bound<'_, PyDict>,
     key: &str,
-    room: impl Fn(usize) -> usize,
+    list: impl FnOnce(usize) -> Vec<u32>,
 ) -> PyResult<Option<Vec<u32>>> {
     let Some(value) = dict.get_item(key)?.filter(|value| !value.is_none()) else {
         return Ok(None);
@@ -129,7 +132,7 @@ fn ids(
         return Err(SchedulerError::new_err(message));
     }
     let to_id = |word: &[u8]| u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-    let mut ids = Vec::with_capacity(room(words.len()));
+    let mut ids = list(words.len());
     ids.extend(words.map(to_id));
     Ok(Some(ids))
 }

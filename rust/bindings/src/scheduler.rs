@@ -109,7 +109,9 @@ impl Scheduler {
     }
 
     fn submit(&mut self, specs: Vec<Bound<'_, PyDict>>) -> PyResult<Vec<(u64, String, String)>> {
-        let specs = specs.iter().map(parse_spec).collect::<PyResult<Vec<_>>>()?;
+        let inner = &mut self.inner;
+        let parse = |spec| parse_spec(spec, |room| inner.ids_with_room(room));
+        let specs = specs.iter().map(parse).collect::<PyResult<Vec<_>>>()?;
         self.call(|inner| Ok(inner.submit(specs)))
             .map(|rejections| {
                 rejections

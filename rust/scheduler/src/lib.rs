@@ -28,6 +28,7 @@ mod request;
 mod results;
 mod retract;
 mod scheduler;
+mod spare;
 mod state;
 mod stats;
 mod step;

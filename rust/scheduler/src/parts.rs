@@ -63,7 +63,7 @@ impl Scheduler {
     fn forget(&mut self, key: Key) {
         self.move_on(key, Lifecycle::abort);
         self.move_on(key, Lifecycle::complete);
-        self.requests.remove(key);
+        self.remove(key);
         self.num_receiving -= 1;
         self.counters.submitted -= 1;
         self.counters.rejected += 1;

@@ -244,7 +244,7 @@ impl Scheduler {
             _ => {}
         }
         self.move_on(key, Lifecycle::complete);
-        self.requests.remove(key);
+        self.remove(key);
         self.counters.finished[code as usize] += 1;
         Ok(())
     }

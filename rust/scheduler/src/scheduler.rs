@@ -16,6 +16,7 @@ use crate::plan::{PlanCapacity, StepPlan};
 use crate::policy::SortKey;
 use crate::queue::Queue;
 use crate::rate::{PrefillRate, QueuedTokens};
+use crate::spare::SpareIds;
 use crate::state::{IllegalMove, Lifecycle, State};
 use crate::table::{Key, Table};
 use crate::timers::Timers;
@@ -79,6 +80,7 @@ pub struct Scheduler {
     /// Requests that attempted an illegal state move.
     faulted: Vec<Key>,
     pub(crate) next_sequence: u64,
+    pub(crate) spare_ids: SpareIds,
 }
 
 impl Scheduler {
@@ -130,6 +132,7 @@ impl Scheduler {
             decode_keys: Vec::new(),
             faulted: Vec::new(),
             next_sequence: 0,
+            spare_ids: SpareIds::default(),
             config,
         })
     }
@@ -228,6 +231,11 @@ impl Scheduler {
         Ok(())
     }
 
+    /// An empty list with room for so many ids, for the prompt of a request: memory of one that ended.
+    pub fn ids_with_room(&mut self, room: usize) -> Vec<u32> {
+        self.spare_ids.take(room)
+    }
+
     /// Terminal states since the last call that no step's outputs carry.
     pub fn take_outputs(&mut self) -> StepOutputs {
         mem::take(&mut self.outputs)
@@ -274,6 +282,13 @@ impl Scheduler {
     #[must_use]
     pub fn oldest_has_prefill(&self) -> bool {
         self.in_flight.oldest().is_some_and(StepRecord::has_prefill)
+    }
+
+    /// Takes a request out of the table.
+    pub(crate) fn remove(&mut self, key: Key) {
+        if let Some(request) = self.requests.remove(key) {
+            self.spare_ids.keep(request.tokens);
+        }
     }
 
     /// Drops requests that ended or were retracted from the running list.
