@@ -59,6 +59,8 @@ def build_worker(
         speculator = Speculator(
             runner, sampler, runner.model.draft, settings, device.torch_device, inputs_on=_HOST
         )
+        if settings.is_scheduled:
+            buckets = []  # steps with a budget of drafts run eagerly
         worker = CudaSpeculativeWorker(device, runner, sampler, buffers, speculator, buckets)
     logger.info(
         "device %s: %s, plain torch operators; guard against waiting %s",
