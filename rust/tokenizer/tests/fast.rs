@@ -279,6 +279,12 @@ fn files_of_another_kind_fall_back_to_the_reference_and_say_why() {
         merges.push(first);
     });
     assert!(twice.contains("second time"), "{twice}");
+    let shared = refused(|json| {
+        let vocabulary = json["model"]["vocab"].as_object_mut().unwrap();
+        let id = vocabulary["a"].clone();
+        vocabulary.insert("b".to_owned(), id);
+    });
+    assert!(shared.contains("one id"), "{shared}");
     let early = refused(|json| json["model"]["merges"].as_array_mut().unwrap().reverse());
     assert!(early.contains("before it is made"), "{early}");
 }

@@ -1,4 +1,5 @@
-//! Pieces of text to ids; which of three ways a piece goes, its length says.
+//! Pieces of text to ids, in one of three ways: as a token as a whole, by merging, if the piece is short, or by
+//! walking along it.
 
 use super::long::{self, Walk};
 use super::merges::Merges;
@@ -39,8 +40,20 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
+    /// Gives back memory for more than so many ids.
+    pub(crate) fn shrink(&mut self, num_ids: usize) {
+        self.ids.shrink_to(num_ids);
+    }
+
     pub(crate) fn ids_of(&self, piece: usize) -> &[u32] {
         &self.ids[self.places[piece].clone()]
+    }
+}
+
+impl Scratch {
+    /// Gives back memory for more than so many ids.
+    pub(crate) fn shrink(&mut self, num_ids: usize) {
+        self.walk.shrink(num_ids);
     }
 }
 

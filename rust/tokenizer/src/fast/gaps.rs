@@ -7,6 +7,11 @@ use std::ops::Range;
 
 /// So many words are looked up together.
 const MAX_WORDS: usize = 128;
+/// Most gaps, and most ids behind the first one, that wait for words to look up: a text may have one new
+/// word, a million times.
+const MAX_WAITING: usize = 1 << 14;
+/// Ids that the memory for a text may have room for afterwards.
+const MAX_KEPT: usize = 1 << 16;
 
 /// Open places among the ids of a text.
 #[derive(Default)]
@@ -45,8 +50,22 @@ impl Gaps {
         self.open.push((out.len(), word));
     }
 
-    pub(crate) fn are_many(&self) -> bool {
+    /// Whether it is time to fill them; `out` has so many ids.
+    #[inline]
+    pub(crate) fn are_many(&self, num_ids: usize) -> bool {
         self.words.len() >= MAX_WORDS
+            || self.open.len() >= MAX_WAITING
+            || self
+                .open
+                .first()
+                .is_some_and(|&(first, _)| num_ids - first >= MAX_WAITING)
+    }
+
+    /// Gives back memory that an unusual text took.
+    pub(crate) fn shrink(&mut self) {
+        self.scratch.shrink(MAX_KEPT);
+        self.encoded.shrink(MAX_KEPT);
+        self.behind.shrink_to(MAX_KEPT);
     }
 
     /// Puts the missing ids into `out`, and into the cache.
@@ -79,5 +98,38 @@ impl Gaps {
         self.places.clear();
         self.open.clear();
         cache.make_room(MAX_WORDS);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_new_word_again_and_again_does_not_wait_for_ever() {
+        let (mut gaps, mut cache) = (Gaps::default(), WordCache::default());
+        let mut out = Vec::new();
+        let mut num_words = 0;
+        while !gaps.are_many(out.len()) {
+            gaps.add(b"word", 0..4, &mut cache, &mut out);
+            num_words += 1;
+        }
+        assert_eq!(num_words, MAX_WAITING);
+    }
+
+    #[test]
+    fn known_words_behind_a_new_one_do_not_wait_for_ever() {
+        let (mut gaps, mut cache) = (Gaps::default(), WordCache::default());
+        let mut out = Vec::new();
+        let found = cache.find(b"known", &(0..5), 0, &mut out);
+        let Found::New(Some(place)) = found else {
+            panic!("it is new");
+        };
+        cache.tell(place, &[7]);
+        gaps.add(b"word", 0..4, &mut cache, &mut out);
+        while !gaps.are_many(out.len()) {
+            gaps.add(b"known", 0..5, &mut cache, &mut out);
+        }
+        assert_eq!(out.len(), MAX_WAITING);
     }
 }

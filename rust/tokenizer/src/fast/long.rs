@@ -54,6 +54,14 @@ impl Answers {
     }
 }
 
+impl Scratch {
+    /// Gives back memory for more than so many tokens.
+    pub(crate) fn shrink(&mut self, num_tokens: usize) {
+        self.tokens.shrink_to(num_tokens);
+        self.dead.shrink_to(num_tokens);
+    }
+}
+
 impl Walk<'_> {
     /// The tokens of `piece`.
     pub(crate) fn encode<'a>(&self, piece: &[u8], scratch: &'a mut Scratch) -> &'a [u32] {

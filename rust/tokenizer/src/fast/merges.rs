@@ -70,6 +70,11 @@ impl Merges {
             }
             merges.add(left_rank, right_rank, id)?;
         }
+        let mut ids = merges.ids.clone();
+        ids.sort_unstable();
+        if ids.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err("two of its tokens have one id".to_owned());
+        }
         merges.id_shift = merges.shift();
         Ok(merges)
     }

@@ -97,12 +97,13 @@ impl FastEncoder {
         for word in Words::new(text, self.pattern) {
             self.bpe.for_each_part(bytes, word, |part| {
                 gaps.add(bytes, part, cache, out);
-                if gaps.are_many() {
+                if gaps.are_many(out.len()) {
                     gaps.fill(bytes, &self.bpe, cache, out);
                 }
             });
         }
         gaps.fill(bytes, &self.bpe, cache, out);
+        gaps.shrink();
         let mut workers = self.lock();
         if workers.len() < MAX_KEPT_WORKERS {
             workers.push(worker);

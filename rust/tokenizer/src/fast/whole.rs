@@ -43,7 +43,8 @@ impl WholeTokens {
         table
     }
 
-    /// Begins to ask for a piece of the text: [`Self::look`], then [`Self::answer`]. None if it is too long.
+    /// Begins to ask for a piece of the text: [`Self::look`], then [`Self::answer`], which is none for one that is
+    /// too long.
     pub(crate) fn whole(&self, text: &[u8], piece: &Range<usize>) -> Whole {
         if piece.len() > MAX_BYTES {
             return Whole { key: FREE, slot: 0 };

@@ -8,7 +8,7 @@ use super::hash::Key;
 use super::word_key::{key, MAX_BYTES as MAX_WORD_BYTES};
 use std::ops::Range;
 
-/// Words of more ids are not kept.
+/// Of words of more ids only that they are such is kept.
 const MAX_IDS: usize = 7;
 /// Words up to this length and number of ids take half the room.
 const MAX_SHORT_BYTES: usize = 15;
