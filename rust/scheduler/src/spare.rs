@@ -17,11 +17,11 @@ pub(crate) struct SpareIds {
 }
 
 impl SpareIds {
-    /// An empty list with room for so many ids.
+    /// An empty list with room for so many ids, and not much more.
     pub fn take(&mut self, room: usize) -> Vec<u32> {
         let first = self.lists.partition_point(|list| list.capacity() < room);
-        // A list of a megabyte is not for a word.
-        if room < MIN_IDS || first == self.lists.len() {
+        let fits = |list: &Vec<u32>| room >= MIN_IDS && list.capacity() <= 2 * room;
+        if !self.lists.get(first).is_some_and(fits) {
             return Vec::with_capacity(room);
         }
         let list = self.lists.remove(first);
@@ -29,11 +29,17 @@ impl SpareIds {
         list
     }
 
-    /// Keeps the memory of a list, if there is not too much of it.
+    /// Keeps the memory of a list, rather than that of smaller ones.
     pub fn keep(&mut self, mut list: Vec<u32>) {
         let room = list.capacity();
-        if room < MIN_IDS || self.num_ids + room > MAX_IDS {
+        if !(MIN_IDS..=MAX_IDS).contains(&room) {
             return;
+        }
+        while self.num_ids + room > MAX_IDS {
+            if self.lists[0].capacity() >= room {
+                return;
+            }
+            self.num_ids -= self.lists.remove(0).capacity();
         }
         list.clear();
         self.num_ids += room;
@@ -61,7 +67,8 @@ mod tests {
         assert_eq!(again.as_ptr(), at);
         assert!(spare.take(4 * MIN_IDS).capacity() >= 4 * MIN_IDS);
         assert!(spare.take(5).capacity() < MIN_IDS);
-        let next = spare.take(MIN_IDS + 1);
+        assert!(spare.take(MIN_IDS + 1).capacity() < 3 * MIN_IDS);
+        let next = spare.take(2 * MIN_IDS);
         assert_eq!(next.as_ptr(), longer_at);
         assert_eq!(spare.num_ids, 0);
     }
@@ -74,5 +81,9 @@ mod tests {
         }
         assert_eq!(spare.lists.len(), MAX_IDS / MIN_IDS);
         assert_eq!(spare.num_ids, MAX_IDS);
+        // Longer ones take the place of shorter ones.
+        spare.keep(Vec::with_capacity(2 * MIN_IDS));
+        assert_eq!(spare.take(2 * MIN_IDS).capacity(), 2 * MIN_IDS);
+        assert_eq!(spare.num_ids, MAX_IDS - 2 * MIN_IDS);
     }
 }
