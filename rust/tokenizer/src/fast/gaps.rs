@@ -118,6 +118,14 @@ mod tests {
     }
 
     #[test]
+    fn memory_for_an_unusual_text_is_given_back() {
+        let mut gaps = Gaps::default();
+        gaps.behind.reserve(4 * MAX_KEPT);
+        gaps.shrink();
+        assert!(gaps.behind.capacity() < 2 * MAX_KEPT);
+    }
+
+    #[test]
     fn known_words_behind_a_new_one_do_not_wait_for_ever() {
         let (mut gaps, mut cache) = (Gaps::default(), WordCache::default());
         let mut out = Vec::new();
